@@ -1,0 +1,55 @@
+"""The artifact: a graph, what it is, and the cases and float64 expectations that travel with it. Free of torch."""
+
+from crosshead.export.artifact._artifact import (
+    Arrays,
+    Artifact,
+    pack_arrays,
+    sha256_bytes,
+    sha256_file,
+    unpack_arrays,
+    write_artifact,
+    write_whole,
+)
+from crosshead.export.artifact._errors import ArtifactError, CaptureError, ExportError, FormError, SourceError
+from crosshead.export.artifact._factory import import_factory
+from crosshead.export.artifact._manifest import (
+    SCHEMA,
+    ArtifactNotice,
+    CaseRecord,
+    Form,
+    GraphResult,
+    GraphVerdict,
+    Manifest,
+    Precision,
+    Source,
+    TensorSpec,
+    Yardstick,
+)
+
+__all__ = [
+    "SCHEMA",
+    "Arrays",
+    "Artifact",
+    "ArtifactError",
+    "ArtifactNotice",
+    "CaptureError",
+    "CaseRecord",
+    "ExportError",
+    "Form",
+    "FormError",
+    "GraphResult",
+    "GraphVerdict",
+    "Manifest",
+    "Precision",
+    "Source",
+    "SourceError",
+    "TensorSpec",
+    "Yardstick",
+    "import_factory",
+    "pack_arrays",
+    "sha256_bytes",
+    "sha256_file",
+    "unpack_arrays",
+    "write_artifact",
+    "write_whole",
+]

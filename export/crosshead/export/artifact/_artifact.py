@@ -1,0 +1,260 @@
+"""The artifact on disk: one folder, written whole or not at all.
+
+<folder>/model.onnx            the graph (and its external data files beside it)
+<folder>/manifest.json         what it is
+<folder>/blobs/<sha256>.npz    inputs and expected outputs, by hash
+<folder>/blobs/<sha256>.safetensors   the module's own state, by hash
+"""
+
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from crosshead.export.artifact._errors import ArtifactError
+from crosshead.export.artifact._manifest import SCHEMA, CaseRecord, Manifest
+
+MODEL_FILE = "model.onnx"
+MANIFEST_FILE = "manifest.json"
+BLOBS = "blobs"
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the hex digest of `data`."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the hex digest of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def pack_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """Return `arrays` as the bytes of an `.npz` file; equal arrays give equal bytes.
+
+    bfloat16, which NumPy cannot store by itself, is kept as raw 16-bit words; the member's name says so.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in sorted(arrays.items()):
+            bfloat16 = array.dtype.name == "bfloat16"
+            plain = array.view(np.uint16) if bfloat16 else array
+            member = zipfile.ZipInfo(f"{name}{_BF16 if bfloat16 else ''}.npy")  # its date stands still: 1980
+            with archive.open(member, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(plain), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def unpack_arrays(path: Path) -> Arrays:
+    """Read an `.npz` written by `pack_arrays`, or any other `.npz` of plain arrays.
+
+    Raises:
+        ArtifactError: the file is missing, truncated, or holds pickled objects.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays: Arrays = {}
+            for name in archive.files:
+                array = archive[name]
+                if name.endswith(_BF16):
+                    import ml_dtypes
+
+                    arrays[name.removesuffix(_BF16)] = array.view(ml_dtypes.bfloat16)
+                else:
+                    arrays[name] = array
+            return arrays
+    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ArtifactError(f"cannot read {path.name}: {error}; expected an .npz of plain arrays") from error
+
+
+_BF16 = "@bfloat16"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A loaded artifact: its folder and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def id(self) -> str:
+        """The name of the artifact within a run."""
+        return self.manifest.id
+
+    @property
+    def model_path(self) -> Path:
+        """Path of `model.onnx`."""
+        return self.folder / MODEL_FILE
+
+    @property
+    def weights_path(self) -> Path | None:
+        """Path of the module's own state (safetensors); None for a bare `.onnx`."""
+        digest = self.manifest.weights_sha256
+        return None if digest is None else self.folder / BLOBS / f"{digest}.safetensors"
+
+    def case(self, name: str) -> CaseRecord:
+        """Return the record of one case.
+
+        Raises:
+            ArtifactError: the artifact carries no case of that name.
+        """
+        for case in self.manifest.cases:
+            if case.name == name:
+                return case
+        known = ", ".join(case.name for case in self.manifest.cases) or "none"
+        raise ArtifactError(f"artifact {self.id} has no case {name!r}; it carries: {known}")
+
+    def inputs_path(self, case: str) -> Path:
+        """Path of the `.npz` with the inputs of a case."""
+        return self.folder / BLOBS / f"{self.case(case).inputs_sha256}.npz"
+
+    def expected_path(self, case: str) -> Path:
+        """Path of the `.npz` with the float64 oracle's outputs of a case."""
+        return self.folder / BLOBS / f"{self.case(case).expected_sha256}.npz"
+
+    def inputs(self, case: str) -> Arrays:
+        """Read the input arrays of a case, by input name."""
+        return unpack_arrays(self.inputs_path(case))
+
+    def expected(self, case: str) -> Arrays:
+        """Read the float64 oracle's outputs of a case, by output name."""
+        return unpack_arrays(self.expected_path(case))
+
+    @staticmethod
+    def load(folder: Path) -> "Artifact":
+        """Read the manifest of an artifact folder; digests are checked by `verify`.
+
+        Raises:
+            ArtifactError: the folder or its manifest is missing, damaged or of another version.
+        """
+        path = folder / MANIFEST_FILE
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ArtifactError(
+                f"{folder.name} is no artifact: {MANIFEST_FILE} cannot be read ({error.strerror})"
+            ) from error
+        try:
+            schema = msgspec.json.decode(data, type=_SchemaOnly).schema
+            if schema != SCHEMA:
+                raise ArtifactError(
+                    f"{folder.name}/{MANIFEST_FILE} has schema {schema!r}; this version reads {SCHEMA!r}"
+                )
+            manifest = msgspec.json.decode(data, type=Manifest)
+        except msgspec.MsgspecError as error:
+            raise ArtifactError(f"{folder.name}/{MANIFEST_FILE} is damaged: {error}; export again") from error
+        return Artifact(folder, manifest)
+
+    def verify(self) -> None:
+        """Hold every file against its digest in the manifest.
+
+        Raises:
+            ArtifactError: a file is missing or was changed; the message names it.
+        """
+        wanted = {self.model_path: self.manifest.model_sha256}
+        wanted |= {self.folder / name: digest for name, digest in self.manifest.external_sha256.items()}
+        for case in self.manifest.cases:
+            wanted[self.inputs_path(case.name)] = case.inputs_sha256
+            wanted[self.expected_path(case.name)] = case.expected_sha256
+        if self.weights_path is not None and self.manifest.weights_sha256 is not None:
+            wanted[self.weights_path] = self.manifest.weights_sha256
+        for path, digest in wanted.items():
+            name = path.relative_to(self.folder)
+            if not path.is_file():
+                raise ArtifactError(f"artifact {self.id}: {name} is missing; export again")
+            found = sha256_file(path)
+            if found != digest:
+                raise ArtifactError(
+                    f"artifact {self.id}: {name} was changed after it was written "
+                    f"(sha256 {digest[:12]}… expected, {found[:12]}… found); export again"
+                )
+
+    def with_manifest(self, manifest: Manifest) -> "Artifact":
+        """Replace the manifest on disk in one step and return the artifact that carries it."""
+        write_whole(self.folder / MANIFEST_FILE, encode_manifest(manifest))
+        return Artifact(self.folder, manifest)
+
+
+class _SchemaOnly(msgspec.Struct):
+    schema: str
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as indented JSON with a final newline; equal manifests give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=2) + b"\n"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file by a temporary file beside it and a rename, so that it is there whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)  # noqa: PTH101  # mkstemp makes 0600; an artifact is there to be shared
+        os.replace(temporary, path)  # noqa: PTH105  # both names are strings of the same folder
+    except BaseException:
+        os.unlink(temporary)  # noqa: PTH108
+        raise
+
+
+def write_artifact(
+    folder: Path,
+    manifest: Manifest,
+    *,
+    model: bytes | Path,
+    blobs: Mapping[str, bytes] = {},
+    external: Mapping[str, Path] = {},
+) -> Artifact:
+    """Write an artifact folder whole or not at all (a temporary folder, then a rename).
+
+    Args:
+        folder: where it shall stand; an artifact that stands there already is replaced.
+        manifest: must carry the digests of what is written.
+        model: the bytes of `model.onnx`, or a file to move there.
+        blobs: `<sha256>.<ending>` -> bytes.
+        external: base name -> file to move beside the model.
+
+    Raises:
+        ArtifactError: the folder cannot be written.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write into {folder.parent}: {error.strerror}; give a writable folder with --out"
+        ) from error
+    try:
+        (staging / BLOBS).mkdir()
+        if isinstance(model, bytes):
+            (staging / MODEL_FILE).write_bytes(model)
+        else:
+            shutil.move(model, staging / MODEL_FILE)
+        for name, path in external.items():
+            shutil.move(path, staging / name)
+        for name, data in blobs.items():
+            (staging / BLOBS / name).write_bytes(data)
+        (staging / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
+        staging.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        staging.rename(folder)
+    except OSError as error:
+        raise ArtifactError(f"cannot write {folder.name}: {error.strerror or error}; is the disk full?") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Artifact(folder, manifest)

@@ -1,0 +1,76 @@
+"""Find and call a user's factory: once when exporting, again in a torch worker.
+
+Nothing here imports torch; the factory does.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from crosshead.export.artifact._errors import SourceError
+
+
+def import_factory(reference: str, folder: Path | None = None) -> Callable[..., Any]:
+    """Import `package.module:name` or `file.py:name` and return the callable.
+
+    Args:
+        reference: what to import; a `.py` part is looked up in `folder`.
+        folder: the folder that the user's file or package stands in; it is put on the import path.
+
+    Raises:
+        SourceError: nothing there, the import failed, or what the name holds cannot be called.
+    """
+    location, _, name = reference.rpartition(":")
+    if not location or not name.isidentifier():
+        raise SourceError(f"{reference!r} names no factory; expected path.py:name or package.module:name")
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    module = _import_file((folder or Path()) / location) if location.endswith(".py") else _import_module(location)
+    if not hasattr(module, name):
+        public = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        offer = f"; it has: {', '.join(public[:12])}" if public else ""
+        raise SourceError(f"{location} has no {name!r}{offer}")
+    factory = getattr(module, name)
+    if not callable(factory):
+        raise SourceError(f"{reference} is a {type(factory).__name__}; expected a function that returns a module")
+    return factory  # type: ignore[no-any-return]  # whatever the user wrote; its result is checked where it is called
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise SourceError(f"{path.name} is not there; expected a Python file with the factory")
+    name = path.stem
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+        return sys.modules[name]
+    if name in sys.modules or not name.isidentifier():
+        name = f"_crosshead_user_{path.stem}".replace("-", "_")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SourceError(f"{path.name} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, Exception):
+            raise SourceError(f"importing {path.name} failed: {type(error).__name__}: {error}") from error
+        raise
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise SourceError(
+                f"no module named {name!r}; is its folder the current one, or is it installed?"
+            ) from error
+        raise SourceError(f"importing {name} failed: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        raise SourceError(f"importing {name} failed: {type(error).__name__}: {error}") from error

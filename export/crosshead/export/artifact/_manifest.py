@@ -1,0 +1,145 @@
+"""What an artifact says of itself: frozen records, read and written as JSON.
+
+This package is the only part of `crosshead.export` that the runtimes may import, so nothing here imports torch or onnx.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = "crosshead.artifact/1"
+
+Form = Literal["standard", "decomposed", "given"]
+Precision = Literal["fp32", "fp16", "bf16"]
+GraphResult = Literal["pass", "fail", "weak", "not-asked"]
+
+
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One graph input or output.
+
+    Attributes:
+        name: the name it is bound by.
+        dtype: a NumPy dtype name (`float32`, `bool`, `int64`, …) or `bfloat16`.
+        shape: one entry an axis: a size, or the name of a dynamic axis.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the graph came from, without any path of the machine it was made on.
+
+    Attributes:
+        kind: `block` (built in), `factory` (a user's Python callable) or `onnx` (a file given as it is).
+        name: what a person calls it: `mha`, `model.py:factory`, `package.module:factory`, `model.onnx`.
+        factory: `module:function` to call, or `file.py:function` (base name only); None for `onnx`.
+        options: keyword arguments for the factory (`--set field=value`).
+        seed: the seed under which the factory was called.
+        file_sha256: digest of the user's `.py` or `.onnx` file; None for built-in blocks and packages.
+        training: True when the module was left in training mode on request.
+    """
+
+    kind: Literal["block", "factory", "onnx"]
+    name: str
+    factory: str | None = None
+    options: dict[str, bool | int | float | str | None] = {}
+    seed: int = 0
+    file_sha256: str | None = None
+    training: bool = False
+
+
+class Yardstick(msgspec.Struct, frozen=True, kw_only=True):
+    """The rounding that one output of one case must have, each term a relative L2 error (dimensionless).
+
+    `*_row` is the same quantity for the worst row (last axis) by the row formula of docs/method.md.
+
+    Attributes:
+        native: the source framework's own error at this precision; None for a bare `.onnx`, or where it has NaN or Inf.
+        sensitivity: how far the float64 oracle moves when inputs and weights move by one unit roundoff.
+        unit_roundoff: 2^-24 for fp32, 2^-11 for fp16, 2^-8 for bf16.
+    """
+
+    sensitivity: float
+    sensitivity_row: float
+    unit_roundoff: float
+    native: float | None = None
+    native_row: float | None = None
+
+
+class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One set of inputs that travels with an artifact, with what must come out.
+
+    Attributes:
+        name: unique in the artifact, e.g. `1x128`.
+        reason: why this case is there, in one sentence.
+        seed: seed of the inputs.
+        inputs_sha256: digest of the blob holding the input arrays (`.npz`).
+        expected_sha256: digest of the blob holding the float64 oracle's outputs (`.npz`).
+        yardsticks: by output name; floating outputs only.
+    """
+
+    name: str
+    reason: str
+    seed: int
+    inputs_sha256: str
+    expected_sha256: str
+    yardsticks: dict[str, Yardstick] = {}
+
+
+class GraphVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The exported graph in float64 against the module in float64 (docs/method.md, "Is the graph right?").
+
+    Attributes:
+        verdict: `not-asked` for a bare `.onnx`, which has no module to be held against.
+        rel_l2: largest relative L2 error over outputs and cases; None when not asked.
+        literal_sensitivity: the move of the output when float literals move by their own roundoff (L).
+        parameters_equal: every parameter the module uses stands in the graph bit for bit.
+        detail: what differs, in one sentence; empty when nothing does.
+    """
+
+    verdict: GraphResult
+    rel_l2: float | None = None
+    literal_sensitivity: float | None = None
+    parameters_equal: bool | None = None
+    detail: str = ""
+
+
+class ArtifactNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a person should know about an artifact: a stable code, a sentence, and where it was seen."""
+
+    code: str
+    message: str
+    where: str = ""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`manifest.json` beside `model.onnx`.
+
+    Attributes:
+        schema: version of this format.
+        id: names the artifact within a run, e.g. `mha-standard-opset23-fp32`.
+        model_sha256: digest of `model.onnx`.
+        external_sha256: digest of each external data file, by base name.
+        weights_sha256: digest of the blob with the module's own state (safetensors); None for a bare `.onnx`.
+        ops: count of nodes by `domain::op` (the default domain is written `ai.onnx`).
+    """
+
+    schema: str = SCHEMA
+    id: str
+    source: Source
+    exporter: str
+    exporter_version: str
+    opset: int
+    form: Form
+    precision: Precision
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    model_sha256: str
+    external_sha256: dict[str, str] = {}
+    weights_sha256: str | None = None
+    cases: tuple[CaseRecord, ...] = ()
+    ops: dict[str, int] = {}
+    graph: GraphVerdict = GraphVerdict(verdict="not-asked")
+    notices: tuple[ArtifactNotice, ...] = ()

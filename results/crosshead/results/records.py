@@ -1,0 +1,286 @@
+"""The record of a run, `crosshead.run/1`: frozen, JSON, one unit in each numeric field's name.
+
+Other people's scripts read `run.json`; a field's name and meaning stay for as long as the schema's number does.
+Raw latency samples do not stand in it but in a side file (`samples.npz`, see `crosshead.results.store`).
+
+History:
+    1  first version.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = "crosshead.run/1"
+
+GraphResult = Literal["pass", "fail", "weak", "not-asked"]
+OutputResult = Literal["pass", "suspect", "fail"]
+CellStatus = Literal["ok", "unsupported", "failed", "void"]
+RatioResult = Literal["faster", "slower", "same", "undecided"]
+RunResult = Literal["pass", "suspect", "fail"]
+Rule = Literal["yardstick", "sensitivity", "user", "exact"]
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A stable code, one sentence with what to do, and where it was seen."""
+
+    code: str
+    message: str
+    where: str = ""
+
+
+class GraphRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The graph question of one artifact; see docs/verdicts.md."""
+
+    verdict: GraphResult
+    rel_l2: float | None = None
+    literal_sensitivity: float | None = None
+    parameters_equal: bool | None = None
+    detail: str = ""
+
+
+class ArtifactRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One artifact of the run. `path` is relative to the run's folder; `ops` counts nodes by `domain::op`."""
+
+    id: str
+    path: str
+    sha256: str
+    source: str
+    exporter: str
+    exporter_version: str
+    opset: int
+    form: str
+    precision: str
+    ops: dict[str, int]
+    graph: GraphRecord
+    notices: list[Notice] = []
+
+
+class ProviderRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What one execution provider computed: count of nodes, and share of the arithmetic (0 to 1)."""
+
+    nodes: int
+    flops_share: float
+
+
+class WorstElement(msgspec.Struct, frozen=True, kw_only=True):
+    """The element with the largest absolute error: its index, what the backend gave, what the oracle wants."""
+
+    index: list[int]
+    got: float
+    want: float
+
+
+class UlpRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Distance in units in the last place of the output dtype: median, 99th percentile, largest."""
+
+    median: float
+    p99: float
+    max: float
+
+
+class HistogramRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Absolute errors in decades: `counts[i]` errors lie in [10^edges[i], 10^edges[i+1]); `zeros` are exact."""
+
+    edges_log10: list[int]
+    counts: list[int]
+    zeros: int
+
+
+class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One output of one cell against the float64 oracle.
+
+    Attributes:
+        verdict: pass, suspect or fail.
+        rule: whose rule gave it: `yardstick` (native, sensitivity, u/2), `sensitivity` (no native), `user`
+            (numpy's allclose with the tolerances asked for), `exact` (whole numbers and booleans).
+        reason: one sentence where the verdict is not pass.
+        dtype, expected_dtype: of the backend's output and of the artifact's.
+        max_abs: largest absolute error.
+        max_rel: largest relative error; the denominator is at least the smallest normal of the dtype.
+        rel_l2: ||y - o||2 / ||o||2.
+        rel_l2_row: the same for the worst row (last axis), its denominator at least ||o||2 / sqrt(rows).
+        times_expected: the larger of rel_l2 and rel_l2_row, each in units of its yardstick.
+        yardstick, yardstick_row: the rounding this case must have, as relative L2.
+        cosine_distance: 1 - cos(y, o).
+        snr_db: 20 log10(||o|| / ||y - o||); None when exact.
+        nan, expected_nan, inf, expected_inf: counts on both sides.
+        argmax_agreement: share of rows with the same argmax; None where the last axis is no distribution.
+    """
+
+    name: str
+    verdict: OutputResult
+    rule: Rule
+    reason: str = ""
+    dtype: str = ""
+    expected_dtype: str = ""
+    shape: list[int] = []
+    max_abs: float | None = None
+    max_rel: float | None = None
+    rel_l2: float | None = None
+    rel_l2_row: float | None = None
+    times_expected: float | None = None
+    yardstick: float | None = None
+    yardstick_row: float | None = None
+    cosine_distance: float | None = None
+    snr_db: float | None = None
+    ulp: UlpRecord | None = None
+    nan: int = 0
+    expected_nan: int = 0
+    inf: int = 0
+    expected_inf: int = 0
+    worst: WorstElement | None = None
+    argmax_agreement: float | None = None
+    histogram: HistogramRecord | None = None
+
+
+class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Latency of one cell, seconds a call. A percentile the samples do not support is None (docs/method.md).
+
+    Attributes:
+        median_s: median over processes of the per-process medians.
+        ci_low_s, ci_high_s: 95 % interval of the median, drawn over processes; None below two processes.
+        p90_s … p999_s: over all samples of all processes, where their count supports it at 99 % confidence.
+        missing_samples: by percentile name (`p99`), how many more samples it would take.
+        samples: count of raw samples, all processes together.
+        calls_per_sample: calls one sample spans.
+        processes: worker processes that were timed.
+        process_medians_s: one entry a process.
+        first_call_s: median over processes of the very first call.
+        session_s: median over processes of loading the artifact.
+        import_s: median over processes of importing the backend's library.
+        steady: whether every process reached a steady state in its warm-up.
+        settled: whether the interval came within ±1 % of the median.
+        host_to_device_s, device_to_host_s: copies, apart; None where nothing is copied.
+        gflop_s: arithmetic of the block by formula, over the median; None where there is no formula.
+    """
+
+    median_s: float
+    ci_low_s: float | None = None
+    ci_high_s: float | None = None
+    min_s: float | None = None
+    p90_s: float | None = None
+    p95_s: float | None = None
+    p99_s: float | None = None
+    p999_s: float | None = None
+    missing_samples: dict[str, int] = {}
+    samples: int
+    calls_per_sample: int = 1
+    processes: int
+    process_medians_s: list[float] = []
+    first_call_s: float
+    session_s: float
+    import_s: float
+    steady: bool = True
+    settled: bool = False
+    host_to_device_s: float | None = None
+    device_to_host_s: float | None = None
+    gflop_s: float | None = None
+
+
+class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One (artifact, backend, case, threads). Either measurements or the reason it ended.
+
+    Attributes:
+        status: ok; unsupported (the backend does not take it); failed (it crashed, hung, or was refused); void
+            (it ran, but something else disturbed it so much that its figures mean nothing).
+        reason: one line; empty when ok.
+        stderr_tail: last lines of the worker's error output; only when failed.
+        placement: by execution provider; empty where the backend has no such notion.
+        settings: as asked; details: as the backend reports them back.
+    """
+
+    artifact: str
+    backend: str
+    case: str
+    threads: int
+    status: CellStatus
+    reason: str = ""
+    stderr_tail: str = ""
+    placement: dict[str, ProviderRecord] = {}
+    placement_proof: str = ""
+    outputs: list[OutputRecord] = []
+    latency: LatencyRecord | None = None
+    settings: dict[str, str | int | float | bool] = {}
+    details: dict[str, str] = {}
+    peak_rss_bytes: int | None = None
+
+
+class AgreementRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Two cells of one case against each other: the largest relative L2 error over outputs, and in yardsticks."""
+
+    a: str
+    b: str
+    case: str
+    error: float
+    yardsticks: float
+    verdict: OutputResult
+
+
+class ComparisonRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Latency of cell `a` over that of cell `b` (below 1: a is faster), with its interval over processes."""
+
+    a: str
+    b: str
+    case: str
+    ratio: float
+    ci_low: float | None = None
+    ci_high: float | None = None
+    verdict: RatioResult
+
+
+class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine and its libraries; no host name, user name or path."""
+
+    os: str
+    kernel: str
+    machine: str
+    cpu_model: str
+    cores: int
+    cpu_quota: float | None = None
+    governor: str | None = None
+    memory_bytes: int
+    load_1m: float | None = None
+    steal_share: float | None = None
+    python: str
+    libc: str = ""
+    versions: dict[str, str] = {}
+    gpus: list[str] = []
+    huge_pages: bool = False
+    tunables: dict[str, str] = {}
+
+
+class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for: enough to ask again."""
+
+    source: str
+    options: dict[str, bool | int | float | str | None] = {}
+    backends: list[str]
+    forms: list[str]
+    precisions: list[str]
+    opsets: list[int] = []
+    cases: list[str]
+    threads: int
+    processes: int
+    time_budget_s: float
+    seed: int
+    timed: bool = True
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. `finished` is False in what an interrupted run leaves behind."""
+
+    schema: str = SCHEMA
+    id: str
+    crosshead: str
+    started: str
+    wall_s: float | None = None
+    finished: bool = False
+    plan: PlanRecord
+    environment: EnvironmentRecord
+    artifacts: list[ArtifactRecord] = []
+    cells: list[CellRecord] = []
+    agreements: list[AgreementRecord] = []
+    comparisons: list[ComparisonRecord] = []
+    notices: list[Notice] = []
+    verdict: RunResult | None = None

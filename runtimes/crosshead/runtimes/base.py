@@ -1,0 +1,233 @@
+"""The contract of a backend: `Runtime` (stateless) opens an artifact and gives a `Session` (a context manager).
+
+A backend is one file. It declares what it can do as data, imports its heavy library only inside `probe` and `open`,
+and fills three hooks of `Session`: `_run`, `_bind`, `_placement`.
+"""
+
+import abc
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from crosshead.export.artifact import Artifact, Precision
+from crosshead.runtimes.errors import SessionClosedError
+from crosshead.runtimes.inputs import check_inputs
+
+Array = NDArray[np.generic]
+Outputs = dict[str, Array]
+Step = Callable[[], object]
+
+Optimization = Literal["disable", "basic", "extended", "layout", "all"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a backend is to run. Recorded with every cell; a backend ignores what it has no notion of.
+
+    Attributes:
+        threads: threads inside one operator (intra-op).
+        optimization: graph optimisation level of ONNX Runtime.
+        spinning: whether ONNX Runtime's idle threads spin.
+        memory_arena: whether ONNX Runtime's CPU allocator keeps an arena.
+        io_binding: whether timed calls use bound inputs and outputs.
+        tf32: whether CUDA matrix products may round fp32 inputs to TF32.
+        huge_pages: whether the worker is started with huge pages for the C heap (glibc).
+        allow_fallback: whether nodes other than shape arithmetic may run on another provider.
+        fake: behaviour of the `fake` backend; see `crosshead.runtimes.fake`.
+    """
+
+    threads: int = 1
+    optimization: Optimization = "all"
+    spinning: bool = True
+    memory_arena: bool = True
+    io_binding: bool = True
+    tf32: bool = False
+    huge_pages: bool = True
+    allow_fallback: bool = False
+    fake: dict[str, Any] = {}
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend can do, as data.
+
+    Attributes:
+        executes: `graph` (the .onnx) or `module` (the PyTorch source of the artifact).
+        device: where it computes.
+        precisions: precisions it takes.
+        opsets: lowest and highest opset of the default domain it takes; None where it does not read opsets.
+        in_all: whether `--backend all` includes it.
+        timed_in_all: whether `--backend all` also times it.
+    """
+
+    executes: Literal["graph", "module"]
+    device: Literal["cpu", "cuda"] = "cpu"
+    precisions: tuple[Precision, ...] = ("fp32",)
+    opsets: tuple[int, int] | None = None
+    in_all: bool = True
+    timed_in_all: bool = True
+
+
+class Available(msgspec.Struct, frozen=True, tag="available"):
+    """The backend can be used here.
+
+    Attributes:
+        version: version of the library that does the work.
+        detail: anything worth a line in `crosshead backends` (device name, build), or empty.
+    """
+
+    version: str
+    detail: str = ""
+
+
+class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
+    """The backend cannot be used here.
+
+    Attributes:
+        reason: why, in one clause.
+        remedy: the command or step that would mend it.
+    """
+
+    reason: str
+    remedy: str
+
+
+class ProviderShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one execution provider (or framework device) computes of a graph.
+
+    Attributes:
+        nodes: count of nodes it was given.
+        flops_share: its share of the arithmetic, 0 to 1.
+    """
+
+    nodes: int
+    flops_share: float
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Which provider really ran what.
+
+    Attributes:
+        providers: by provider name.
+        fallen_back: nodes (`op_type name`) other than shape arithmetic that ran outside the provider asked for.
+        proof: how it is known, e.g. `assignment`, `profile`, `framework`.
+    """
+
+    providers: dict[str, ProviderShare]
+    fallen_back: tuple[str, ...] = ()
+    proof: str
+
+
+class Runtime(abc.ABC):
+    """A backend. Stateless: everything that lives longer than a call belongs to the session."""
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    @abc.abstractmethod
+    def probe(self) -> Available | Unavailable:
+        """Say whether the backend can be used here; cheap, raises nothing."""
+
+    @abc.abstractmethod
+    def open(self, artifact: Artifact, settings: Settings, source_folder: str | None = None) -> "Session":
+        """Load an artifact.
+
+        Args:
+            artifact: what to load.
+            settings: how to run it.
+            source_folder: where a user's factory file stands; for backends that execute the module.
+
+        Raises:
+            UnsupportedError: the backend does not take this artifact (op and dtype named).
+            PlacementError: something else than the provider asked for would do the work.
+            BackendError: anything else the backend refuses.
+        """
+
+
+class Session(abc.ABC):
+    """A loaded artifact. Use as a context manager; a closed session refuses every call."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
+        self._closed = False
+
+    def run(self, inputs: Mapping[str, Array]) -> Outputs:
+        """Run once.
+
+        Args:
+            inputs: arrays by input name; shapes and dtypes must fit the artifact's.
+
+        Returns:
+            Outputs by name, as host arrays.
+
+        Raises:
+            InputError: a name, shape or dtype that does not fit; expected and got are named.
+            BackendError: the backend failed.
+        """
+        self._check_open()
+        check_inputs(self._artifact, inputs)
+        return self._run(inputs)
+
+    def bind(self, inputs: Mapping[str, Array]) -> Step:
+        """Return a call with nothing left to prepare, for timing; when it returns, the outputs are there.
+
+        Raises:
+            InputError: as `run`.
+        """
+        self._check_open()
+        check_inputs(self._artifact, inputs)
+        return self._bind(inputs)
+
+    def copies(self, inputs: Mapping[str, Array]) -> tuple[Step, Step] | None:
+        """Return (host to device, device to host) as calls of their own, or None where nothing is copied."""
+        self._check_open()
+        check_inputs(self._artifact, inputs)
+        return self._copies(inputs)
+
+    def placement(self) -> Placement | None:
+        """Say which provider ran what; None where the backend has no notion of it."""
+        self._check_open()
+        return self._placement()
+
+    def details(self) -> dict[str, str]:
+        """Settings as the backend reports them back (not as they were asked for), for the record."""
+        self._check_open()
+        return self._details()
+
+    def close(self) -> None:
+        """Release what the session holds; closing twice is allowed."""
+        if not self._closed:
+            self._closed = True
+            self._close()
+
+    @abc.abstractmethod
+    def _run(self, inputs: Mapping[str, Array]) -> Outputs: ...
+
+    @abc.abstractmethod
+    def _bind(self, inputs: Mapping[str, Array]) -> Step: ...
+
+    def _placement(self) -> Placement | None:
+        return None
+
+    def _copies(self, inputs: Mapping[str, Array]) -> tuple[Step, Step] | None:  # noqa: ARG002  # a hook
+        return None
+
+    def _details(self) -> dict[str, str]:
+        return {}
+
+    def _close(self) -> None:  # noqa: B027  # a hook that most backends do not need
+        pass
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosedError("the session is closed; open the artifact again")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,134 @@
+"""What the parent and a worker say to each other: one JSON object a line, arrays through files.
+
+The worker answers every request with exactly one reply, in order. It closes its standard output to others first
+(file descriptor 1 is pointed at its error output), so that a library that prints cannot spoil the conversation.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from crosshead.runtimes.base import Placement, Settings
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
+    """Import the backend and load an artifact. First request of every worker."""
+
+    runtime: str
+    artifact: str
+    settings: Settings
+    source_folder: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+    """Run once on the arrays in `inputs` (.npz) and write the outputs to `outputs` (.npz)."""
+
+    inputs: str
+    outputs: str
+
+
+class WarmUp(msgspec.Struct, frozen=True, kw_only=True, tag="warm-up"):
+    """Bind the arrays in `inputs` (.npz) and call until steady or until `limit_s` has gone by."""
+
+    inputs: str
+    limit_s: float
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
+    """One turn: call unrecorded for `settle_s`, then record calls for `duration_s`. Needs a `WarmUp` before.
+
+    At least `min_samples` samples are recorded, whatever the time.
+    """
+
+    settle_s: float
+    duration_s: float
+    min_samples: int = 1
+
+
+class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
+    """End."""
+
+
+Request = Open | Run | WarmUp | Measure | Close
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
+    """Reply to `Open`.
+
+    Attributes:
+        import_s: time to import the backend's library.
+        session_s: time to load the artifact (for a module: factory and weights).
+        placement: which provider ran what; None where there is no such notion.
+        versions: library versions in the worker, by distribution name.
+        details: settings as the backend reports them back.
+        peak_rss_bytes: largest resident size so far.
+    """
+
+    import_s: float
+    session_s: float
+    placement: Placement | None
+    versions: dict[str, str]
+    details: dict[str, str]
+    peak_rss_bytes: int
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
+    """Reply to `Run`: seconds of the call, outputs materialised on the host."""
+
+    call_s: float
+    placement: Placement | None = None
+
+
+class Warm(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
+    """Reply to `WarmUp`.
+
+    Attributes:
+        first_call_s: seconds of the very first call.
+        calls: how many calls the warm-up took.
+        steady: whether a steady state was reached within the limit.
+        call_s: median seconds of the last calls.
+        calls_per_sample: how many calls one sample of `Measure` spans, so that reading the clock costs under 0.1 %.
+        host_to_device_s: median seconds of copying the inputs; None where nothing is copied.
+        device_to_host_s: median seconds of copying the outputs back.
+    """
+
+    first_call_s: float
+    calls: int
+    steady: bool
+    call_s: float
+    calls_per_sample: int
+    host_to_device_s: float | None = None
+    device_to_host_s: float | None = None
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
+    """Reply to `Measure`: seconds a call, one entry a sample, and memory.
+
+    Attributes:
+        samples_s: seconds a call (a sample's time divided by `calls_per_sample`).
+        peak_rss_bytes: largest resident size so far.
+        rss_bytes: resident size now.
+    """
+
+    samples_s: list[float]
+    peak_rss_bytes: int
+    rss_bytes: int
+
+
+class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
+    """Reply to `Close`."""
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """Any request may be answered so.
+
+    Attributes:
+        kind: `unsupported`, `placement`, `input` or `error`.
+        message: one line: what was expected, what came, what to do.
+    """
+
+    kind: Literal["unsupported", "placement", "input", "error"]
+    message: str
+
+
+Reply = Opened | Ran | Warm | Measured | Closed | Failed
