@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from crosshead.model_def.block import Block
     from crosshead.model_def.blocks import BLOCKS
     from crosshead.model_def.config import AttentionConfig, EncoderConfig, FeedForwardConfig, RotaryConfig
+    from crosshead.model_def.convert import from_torch, to_torch
     from crosshead.model_def.encoder import EncoderLayer
     from crosshead.model_def.errors import ConfigError, ConversionError, InputError, ModelDefError
     from crosshead.model_def.feedforward import FeedForward
@@ -33,7 +34,9 @@ _HOMES = {
     "ModelDefError": "errors",
     "MultiHeadAttention": "attention",
     "RotaryConfig": "config",
+    "from_torch": "convert",
     "sample": "samples",
+    "to_torch": "convert",
 }
 
 __all__ = [
@@ -52,7 +55,9 @@ __all__ = [
     "ModelDefError",
     "MultiHeadAttention",
     "RotaryConfig",
+    "from_torch",
     "sample",
+    "to_torch",
 ]
 
 
