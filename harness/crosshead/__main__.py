@@ -1,0 +1,6 @@
+"""`python -m crosshead`."""
+
+from crosshead.harness.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The first visit to every cell, one worker alone at a time: does it run, what does it give, how cold does it start?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from crosshead.export.artifact import Arrays, Artifact, CaseRecord, unpack_arrays
+from crosshead.export.error import relative_l2, relative_l2_row
+from crosshead.harness.cells import Cell
+from crosshead.harness.judge import Tolerances, judge_output
+from crosshead.harness.metrics import is_floating
+from crosshead.results import AgreementRecord, CellRecord, Notice, OutputRecord, ProviderRecord, scrub
+from crosshead.runtimes import (
+    BackendError,
+    Opened,
+    Placement,
+    PlacementError,
+    UnsupportedError,
+    Worker,
+    WorkerError,
+)
+
+AGREEMENT_TIMES = 10.0
+"""Two backends are the same when the error between them is at most so many yardsticks."""
+
+NATIVE_TIMES = 10.0
+"""A source framework that loses more than so many sensitivities is a finding by itself."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long and how large a worker may be: seconds for one answer, bytes of resident memory."""
+
+    timeout_s: float
+    memory_bytes: int | None
+
+
+@dataclass
+class Visit:
+    """What the first visit to a cell found.
+
+    Attributes:
+        cell: the cell.
+        record: its record so far; `outputs` are filled in by `judge`.
+        outputs: where the outputs lie, when there are any.
+        noise: by output, relative L2 between two runs on the same inputs in the same process.
+        opened: cold start and placement, when it opened.
+    """
+
+    cell: Cell
+    record: CellRecord
+    outputs: Path | None = None
+    noise: Mapping[str, float] = field(default_factory=dict)
+    opened: Opened | None = None
+
+
+def launch(cell: Cell, limits: Limits) -> Worker:
+    """Return a worker for a cell, not yet started."""
+    return Worker(
+        cell.runtime.name,
+        cell.artifact.folder,
+        cell.settings,
+        source_folder=cell.source_folder,
+        timeout_s=limits.timeout_s,
+        memory_limit_bytes=limits.memory_bytes,
+    )
+
+
+def visit(cell: Cell, scratch: Path, limits: Limits) -> Visit:
+    """Open a cell in a worker of its own, run it twice on its case, and keep what came out."""
+    first, second = scratch / "first.npz", scratch / "second.npz"
+    inputs = cell.artifact.inputs_path(cell.case)
+    try:
+        with launch(cell, limits) as worker:
+            worker.start()
+            opened = worker.opened()
+            ran = worker.run(inputs, first)
+            worker.run(inputs, second)
+    except (BackendError, WorkerError) as error:
+        return Visit(cell, failure_record(cell, error))
+    placement = ran.placement or opened.placement
+    outputs = unpack_arrays(first)
+    noise = _noise(outputs, unpack_arrays(second))
+    details = {name: scrub(text) for name, text in opened.details.items()}
+    details["repeat"] = "same bits" if not any(noise.values()) else f"rel_l2 {max(noise.values()):.3g} between two runs"
+    record = cell.record(
+        status="ok",
+        details=details,
+        peak_rss_bytes=opened.peak_rss_bytes,
+        placement=_providers(placement),
+        placement_proof=placement.proof if placement is not None else "",
+    )
+    return Visit(cell, record, outputs=first, noise=noise, opened=opened)
+
+
+def failure_record(cell: Cell, error: Exception) -> CellRecord:
+    """Return the record of a cell that an error ended."""
+    status = "unsupported" if isinstance(error, UnsupportedError) else "failed"
+    tail = error.stderr_tail if isinstance(error, WorkerError) else ""
+    reason = scrub(" ".join(str(error).split()))
+    if isinstance(error, PlacementError):
+        reason = f"placement: {reason}"
+    return cell.record(status=status, reason=reason, stderr_tail=scrub(tail))
+
+
+def _providers(placement: Placement | None) -> dict[str, ProviderRecord]:
+    if placement is None:
+        return {}
+    return {
+        name: ProviderRecord(nodes=share.nodes, flops_share=share.flops_share)
+        for name, share in placement.providers.items()
+    }
+
+
+def _noise(first: Arrays, second: Arrays) -> dict[str, float]:
+    noise: dict[str, float] = {}
+    for name, array in first.items():
+        other = second[name]
+        if array.tobytes() == other.tobytes():
+            noise[name] = 0.0
+        elif array.shape == other.shape and is_floating(array):
+            noise[name] = relative_l2(other, array)
+        else:
+            noise[name] = float("inf")
+    return noise
+
+
+def noise_notices(visited: Visit) -> list[Notice]:
+    """Say where two runs on the same inputs in one process gave different bits."""
+    if not any(visited.noise.values()):
+        return []
+    message = (
+        f"two runs on the same inputs differ by rel_l2 {max(visited.noise.values()):.3g}; "
+        "differences between backends below that mean nothing"
+    )
+    return [Notice(code="nondeterministic", message=message, where=f"{visited.cell.label} {visited.cell.case}")]
+
+
+def with_native(artifacts: Sequence[Artifact], source: Artifact, case: str, outputs: Arrays) -> list[Artifact]:
+    """Write the source framework's own error into the yardsticks of every artifact of the same precision.
+
+    Args:
+        artifacts: all artifacts of the run.
+        source: the artifact whose module gave `outputs`.
+        case: the case.
+        outputs: what the module gave at its own precision, by output name.
+
+    Returns:
+        `artifacts`, with new manifests where something was filled in.
+    """
+    expected = source.expected(case)
+    native: dict[str, tuple[float, float]] = {}
+    for name, want in expected.items():
+        got = outputs.get(name)
+        if got is None or got.shape != want.shape or not is_floating(got):
+            continue
+        errors = relative_l2(got, want), relative_l2_row(got, want)
+        if max(errors) < float("inf"):
+            native[name] = errors
+    return [_fill_native(artifact, source, case, native) for artifact in artifacts]
+
+
+def _fill_native(
+    artifact: Artifact, source: Artifact, case: str, native: Mapping[str, tuple[float, float]]
+) -> Artifact:
+    if artifact.manifest.precision != source.manifest.precision:
+        return artifact
+    cases: list[CaseRecord] = []
+    for record in artifact.manifest.cases:
+        if record.name != case:
+            cases.append(record)
+            continue
+        yardsticks = {
+            name: msgspec.structs.replace(yardstick, native=native[name][0], native_row=native[name][1])
+            if name in native
+            else yardstick
+            for name, yardstick in record.yardsticks.items()
+        }
+        cases.append(msgspec.structs.replace(record, yardsticks=yardsticks))
+    return artifact.with_manifest(msgspec.structs.replace(artifact.manifest, cases=tuple(cases)))
+
+
+def native_notices(artifact: Artifact) -> list[Notice]:
+    """Say where the source framework itself loses far more than its inputs' rounding explains."""
+    notices = []
+    for case in artifact.manifest.cases:
+        for name, yardstick in case.yardsticks.items():
+            floor = max(yardstick.sensitivity, yardstick.unit_roundoff / 2)
+            if yardstick.native is not None and yardstick.native > NATIVE_TIMES * floor:
+                times = yardstick.native / floor
+                message = (
+                    f"PyTorch's own error on output {name!r} is {times:.3g} times what one rounding of inputs "
+                    "and weights moves it; other backends are judged by that larger error"
+                )
+                notices.append(Notice(code="native-error", message=message, where=f"{artifact.id} {case.name}"))
+    return notices
+
+
+def judge(visited: Visit, artifact: Artifact, tolerances: Tolerances) -> CellRecord:
+    """Return the record of a visited cell with a verdict on each output."""
+    if visited.outputs is None:
+        return visited.record
+    case = artifact.case(visited.cell.case)
+    outputs, expected = unpack_arrays(visited.outputs), artifact.expected(case.name)
+    own_rows = visited.cell.runtime.capabilities.executes == "module"
+    records: list[OutputRecord] = []
+    for spec in artifact.manifest.outputs:
+        if spec.name not in outputs:
+            reason = f"the backend gave no output of this name; it gave: {', '.join(outputs) or 'none'}"
+            records.append(OutputRecord(name=spec.name, verdict="fail", rule="exact", reason=reason))
+            continue
+        records.append(
+            judge_output(
+                spec.name,
+                outputs[spec.name],
+                expected[spec.name],
+                expected_dtype=spec.dtype,
+                yardstick=case.yardsticks.get(spec.name),
+                use_native=not own_rows,
+                tolerance=tolerances.of(spec.name),
+            )
+        )
+    return msgspec.structs.replace(visited.record, outputs=records)
+
+
+def agreements(visits: Sequence[Visit], artifacts: Mapping[str, Artifact]) -> list[AgreementRecord]:
+    """Hold every two cells of one case and precision against each other."""
+    found: list[AgreementRecord] = []
+    ready = [visited for visited in visits if visited.outputs is not None]
+    for index, a in enumerate(ready):
+        first = unpack_arrays(a.outputs) if a.outputs is not None else {}
+        for b in ready[index + 1 :]:
+            same_precision = a.cell.artifact.manifest.precision == b.cell.artifact.manifest.precision
+            if a.cell.case != b.cell.case or not same_precision or b.outputs is None:
+                continue
+            case = artifacts[a.cell.artifact.id].case(a.cell.case)
+            record = _agreement(a, b, first, unpack_arrays(b.outputs), case)
+            if record is not None:
+                found.append(record)
+    return found
+
+
+def _agreement(a: Visit, b: Visit, first: Arrays, second: Arrays, case: CaseRecord) -> AgreementRecord | None:
+    found: list[tuple[float, float, bool]] = []  # yardsticks, error, whether it agrees
+    for name, got in first.items():
+        other = second.get(name)
+        yardstick = case.yardsticks.get(name)
+        if other is None or yardstick is None or other.shape != got.shape:
+            continue
+        error = relative_l2(got, other)
+        yard = max(yardstick.sensitivity, yardstick.native or 0.0, yardstick.unit_roundoff / 2)
+        noise = a.noise.get(name, 0.0) + b.noise.get(name, 0.0)
+        found.append((error / yard, error, error <= max(AGREEMENT_TIMES * yard, noise)))
+    if not found:
+        return None
+    yardsticks, error, _ = max(found)
+    return AgreementRecord(
+        a=a.cell.label,
+        b=b.cell.label,
+        case=case.name,
+        error=error,
+        yardsticks=yardsticks,
+        verdict="pass" if all(agrees for *_, agrees in found) else "fail",
+    )

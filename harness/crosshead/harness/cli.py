@@ -1,0 +1,204 @@
+"""The command line. Heavy imports wait until a verb does its work: `crosshead --help` must answer at once."""
+
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crosshead.harness.options import BACKENDS, EXPORT, MEASURING, OUTPUT, TOLERANCES
+
+if TYPE_CHECKING:
+    from crosshead.harness.pipeline import Finished, Progress
+    from crosshead.harness.plan import Plan
+    from crosshead.runtimes import Settings
+
+EXIT_USAGE = 2
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(context_settings=_CONTEXT, no_args_is_help=True)
+@click.version_option(package_name="crosshead", message="crosshead %(version)s")
+def cli() -> None:
+    """Export an attention block to ONNX, run it on every backend here, compare numbers and latency.
+
+    SOURCE is a built-in block (mha, gqa, encoder-layer, …), path/to/file.py:factory, package.module:factory,
+    model.onnx, or a folder of artifacts exported before.
+
+    Exit status: 0 all pass, 1 a verdict failed, 2 the request could not be carried out.
+    """
+
+
+@cli.command()
+@click.argument("source", default="mha")
+@EXPORT
+@BACKENDS
+@TOLERANCES
+@MEASURING
+@OUTPUT
+def run(**given: Any) -> int:
+    """Export, compare, measure, record and report: the main job."""
+    return _carry_out("run", given)
+
+
+@cli.command()
+@click.argument("source", default="mha")
+@EXPORT
+@OUTPUT
+def export(**given: Any) -> int:
+    """Export to ONNX and check the graph in float64."""
+    return _carry_out("export", given)
+
+
+@cli.command()
+@click.argument("source", default="mha")
+@click.argument("against", required=False)
+@EXPORT
+@BACKENDS
+@TOLERANCES
+@OUTPUT
+def compare(**given: Any) -> int:
+    """Compare outputs of every backend with a float64 oracle, or two .onnx files with each other."""
+    return _carry_out("compare", given)
+
+
+@cli.command()
+@click.argument("source", default="mha")
+@EXPORT
+@BACKENDS
+@MEASURING
+@OUTPUT
+def bench(**given: Any) -> int:
+    """Measure latency of every backend, each in processes of its own."""
+    return _carry_out("bench", given)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="A list on stdout, nothing else.")
+def backends(as_json: bool) -> int:
+    """Say which backends are here, which are missing, and the command that adds them."""
+    from crosshead.harness.backends import show_backends
+
+    show_backends(as_json)
+    return 0
+
+
+def _carry_out(verb: str, given: Mapping[str, Any]) -> int:
+    from crosshead.harness import pipeline as verbs
+    from crosshead.harness.verdict import exit_status
+
+    plan = _plan(given)
+    do: Callable[[Plan, Progress], Finished] = getattr(verbs, verb)
+    if given["quiet"]:
+        finished = do(plan, verbs.silent)
+    else:
+        from crosshead.harness.progress import shown_progress
+
+        with shown_progress() as progress:
+            finished = do(plan, progress)
+    status = exit_status(
+        finished.record, by_name=finished.by_name, strict=plan.strict, interrupted=finished.interrupted
+    )
+    _report(finished, given)
+    return status
+
+
+def _report(finished: "Finished", given: Mapping[str, Any]) -> None:
+    if given["as_json"]:
+        from crosshead.results import encode_run
+
+        sys.stdout.buffer.write(encode_run(finished.record))
+        sys.stdout.buffer.flush()
+        return
+    if given["quiet"]:
+        click.echo(finished.record.verdict or "interrupted")
+        return
+    from rich.console import Console
+
+    from crosshead.results import render_run
+
+    render_run(finished.record, Console())
+    click.echo(f"results: {finished.folder}")
+
+
+def _plan(given: Mapping[str, Any]) -> "Plan":
+    """Make the plan; what a verb does not take keeps the plan's default."""
+    from crosshead.harness.plan import Plan
+
+    direct = [
+        name for name in Plan.__struct_fields__ if name in given and name not in ("options", "shapes", "settings")
+    ]
+    fields: dict[str, Any] = {name: given[name] for name in direct}
+    fields["options"] = dict(given["options"])
+    fields["shapes"] = dict(given["shapes"])
+    if given.get("memory_limit_gb") is not None:
+        fields["memory_limit_bytes"] = int(given["memory_limit_gb"] * 1e9)
+    fields["settings"] = _settings(given.get("settings", ()))
+    fields["tolerances"] = _tolerances(given)
+    return Plan(**fields)
+
+
+def _settings(pairs: tuple[tuple[str, Any], ...]) -> "Settings":
+    import msgspec
+
+    from crosshead.runtimes import Settings
+
+    known = [name for name in Settings.__struct_fields__ if name not in ("threads", "fake")]
+    plain = {name: value for name, value in pairs if not name.startswith("fake.")}
+    fake = {name.removeprefix("fake."): value for name, value in pairs if name.startswith("fake.")}
+    for name in plain:
+        if name not in known:
+            raise click.UsageError(f"there is no setting {name!r}; settings: {', '.join(known)}, fake.*")
+    hints = typing.get_type_hints(Settings)
+    for name, value in plain.items():
+        try:
+            msgspec.convert(value, hints[name])
+        except msgspec.ValidationError as error:
+            choices = typing.get_args(hints[name])
+            expected = f"one of {', '.join(choices)}" if choices else "on or off"
+            raise click.UsageError(f"--setting {name}: expected {expected}, got {value!r}") from error
+    return Settings(**plain, fake=fake)
+
+
+def _tolerances(given: Mapping[str, Any]) -> Any:
+    from crosshead.harness.judge import Tolerance, Tolerances
+
+    fields: dict[str | None, dict[str, float]] = {}
+    for option, kind in (("rtols", "rtol"), ("atols", "atol"), ("budgets", "budget")):
+        for output, value in given.get(option, ()):
+            fields.setdefault(output, {})[kind] = value
+    by_output = {output: Tolerance(**kinds) for output, kinds in fields.items() if output is not None}
+    return Tolerances(default=Tolerance(**fields.get(None, {})), by_output=by_output)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave with its exit status; an error is one line on standard error."""
+    sys.exit(_main(arguments))
+
+
+def _main(arguments: list[str] | None) -> int:
+    try:
+        status = cli.main(args=arguments, prog_name="crosshead", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return EXIT_USAGE
+    except click.ClickException as error:
+        return _refuse(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        return _refuse("interrupted", status=130)
+    except BrokenPipeError:
+        return _refuse("the reader of the output went away")
+    except Exception as error:
+        from crosshead.harness.errors import USER_ERRORS
+
+        if not isinstance(error, USER_ERRORS):
+            raise
+        return _refuse(str(error))
+    return status if isinstance(status, int) else 0
+
+
+def _refuse(message: str, status: int = EXIT_USAGE) -> int:
+    click.echo(f"crosshead: {' '.join(message.split())}", err=True)
+    return status

@@ -1,0 +1,389 @@
+"""The main job: export, visit, judge, measure, record. `export`, `compare` and `bench` are parts of it."""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from crosshead.export.artifact import Artifact, unpack_arrays
+from crosshead.harness.accuracy import (
+    Limits,
+    Visit,
+    agreements,
+    judge,
+    native_notices,
+    noise_notices,
+    visit,
+    with_native,
+)
+from crosshead.harness.cells import Cell, choose_backends, make_cells
+from crosshead.harness.plan import Plan, default_threads
+from crosshead.harness.sources import ARTIFACTS, Prepared, prepare
+from crosshead.harness.timing import STEAL_LIMIT, Timing
+from crosshead.harness.verdict import overall
+from crosshead.results import (
+    ArtifactRecord,
+    CellRecord,
+    ComparisonRecord,
+    GraphRecord,
+    Notice,
+    PlanRecord,
+    RunRecord,
+    RunStore,
+    compare_latency,
+    environment_notices,
+    new_run_id,
+    read_environment,
+    summary,
+)
+from crosshead.runtimes import Available, Runtime, Settings, get_runtime
+
+Part = Literal["compare", "bench"]
+
+NATIVE_BACKEND = "torch-eager"
+"""The source framework: its own error at the artifact's precision is part of the yardstick."""
+
+
+class Progress(Protocol):
+    """Told what a run is doing."""
+
+    def __call__(self, step: str, share: float | None = None) -> None:
+        """Take a step's name and, where it is known, how much of the step is done (0 to 1)."""
+
+
+def silent(step: str, share: float | None = None) -> None:
+    """Report to nobody."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run leaves.
+
+    Attributes:
+        record: the record, as it stands in `run.json`.
+        folder: the run's folder.
+        interrupted: whether the person stopped it (Ctrl-C); what was finished is in the record.
+        by_name: backends that were asked for by name.
+    """
+
+    record: RunRecord
+    folder: Path
+    interrupted: bool
+    by_name: frozenset[str]
+
+
+def run(plan: Plan, progress: Progress = silent) -> Finished:
+    """Export, compare numbers and measure latency.
+
+    Raises:
+        RequestError, ExportError, RuntimesError, ResultsError: the request cannot be carried out; one line.
+    """
+    return _Run(plan, ("compare", "bench"), progress).carry_out()
+
+
+def export(plan: Plan, progress: Progress = silent) -> Finished:
+    """Export and check graphs; nothing is run on a backend but PyTorch, for the yardstick. Raises as `run`."""
+    return _Run(plan, (), progress).carry_out()
+
+
+def compare(plan: Plan, progress: Progress = silent) -> Finished:
+    """Export and compare numbers; nothing is timed. Raises as `run`."""
+    return _Run(plan, ("compare",), progress).carry_out()
+
+
+def bench(plan: Plan, progress: Progress = silent) -> Finished:
+    """Export and measure latency; outputs are not judged. Raises as `run`."""
+    return _Run(plan, ("bench",), progress).carry_out()
+
+
+class _Run:
+    """One run under way. The record is written after every step, so that what is finished is never lost."""
+
+    def __init__(self, plan: Plan, parts: tuple[Part, ...], progress: Progress) -> None:
+        self._plan = plan
+        self._parts = parts
+        self._progress = progress
+        self._settings = plan.resolved_settings()
+        self._limits = Limits(plan.cell_timeout_s, plan.memory_limit_bytes)
+        self._began = time.monotonic()
+        self._artifacts: list[Artifact] = []
+        self._notices: list[Notice] = []
+
+    def carry_out(self) -> Finished:
+        plan = self._plan
+        backends, missing = choose_backends(plan.backends) if self._parts else ([], [])
+        if plan.source_kind == "module":
+            plan.form_opsets()  # refuses before anything is written
+        self._notices = [*missing, *_thread_notices(self._settings)]
+        self._record = self._first_record(backends)
+        self._store = RunStore.create(plan.out, self._record.id, self._record)
+        by_name = frozenset(runtime.name for runtime, named in backends if named)
+        try:
+            with tempfile.TemporaryDirectory(prefix="crosshead-") as scratch:
+                self._work(backends, Path(scratch))
+        except KeyboardInterrupt:
+            self._update(notices=[*self._notices, Notice(code="interrupted", message="stopped before the end")])
+            return Finished(self._record, self._store.path, True, by_name)
+        except BaseException:
+            if not self._record.artifacts:
+                self._store.discard()  # nothing was made: leave nothing behind
+            raise
+        return Finished(self._record, self._store.path, False, by_name)
+
+    def _work(self, backends: Sequence[tuple[Runtime, bool]], scratch: Path) -> None:
+        prepared = prepare(self._plan, self._store.path / ARTIFACTS, self._progress)
+        self._artifacts = prepared.artifacts
+        self._notices += prepared.notices
+        self._update(artifacts=self._artifact_records(), notices=self._notices)
+        cells, refused = make_cells(
+            self._artifacts,
+            backends,
+            self._settings,
+            source_folder=prepared.source_folder,
+            timed="bench" in self._parts,
+        )
+        cells.sort(key=lambda cell: cell.runtime.capabilities.executes != "module")  # native before those it judges
+        visits = self._visit_all(cells, refused, prepared, scratch)
+        if "compare" in self._parts:
+            current = {artifact.id: artifact for artifact in self._artifacts}
+            self._update(agreements=agreements(visits, current))
+        if "bench" in self._parts:
+            self._measure(visits, prepared)
+        self._update(finished=True, verdict=overall(self._record))
+        self._store.write_summary(summary(self._record))
+
+    def _update(self, **fields: object) -> None:
+        wall_s = time.monotonic() - self._began
+        self._record = msgspec.structs.replace(self._record, wall_s=wall_s, **fields)
+        self._store.update(self._record)
+
+    # --- numbers
+
+    def _visit_all(
+        self, cells: Sequence[Cell], refused: Sequence[CellRecord], prepared: Prepared, scratch: Path
+    ) -> list[Visit]:
+        visits: list[Visit] = []
+        folders = (scratch / str(number) for number in itertools.count())
+        for cell in self._native_cells(cells, prepared):
+            self._progress(f"{cell.runtime.name}: the source framework's own error, case {cell.case}")
+            self._fill_native(self._visit(cell, folders.__next__()))
+        for cell in cells:
+            self._progress(f"{cell.label}, case {cell.case}")
+            visited = self._visit(cell, folders.__next__())
+            if cell.runtime.name == NATIVE_BACKEND:
+                self._fill_native(visited)
+            if "compare" in self._parts:
+                visited.record = judge(visited, self._current(cell.artifact), self._plan.tolerances)
+            visits.append(visited)
+            self._notices += noise_notices(visited)
+            self._update(cells=[*refused, *(v.record for v in visits)])
+        self._update(cells=[*refused, *(v.record for v in visits)], artifacts=self._artifact_records())
+        for artifact in self._artifacts[:1]:
+            self._notices += native_notices(artifact)
+        self._update(notices=self._notices)
+        return visits
+
+    def _visit(self, cell: Cell, folder: Path) -> Visit:
+        folder.mkdir()
+        return visit(cell, folder, self._limits)
+
+    def _native_cells(self, cells: Sequence[Cell], prepared: Prepared) -> list[Cell]:
+        """Return what must be run only to know the source framework's own error: nothing where a cell gives it."""
+        runtime = get_runtime(NATIVE_BACKEND)
+        asked = {cell.case for cell in cells if cell.runtime is runtime}
+        artifact = self._artifacts[0]
+        missing = [
+            case.name
+            for case in artifact.manifest.cases
+            if case.name not in asked and any(yardstick.native is None for yardstick in case.yardsticks.values())
+        ]
+        if artifact.manifest.source.factory is None or not missing or not isinstance(runtime.probe(), Available):
+            return []
+        return [
+            Cell(
+                artifact,
+                runtime,
+                case,
+                self._settings,
+                timed=False,
+                by_name=False,
+                source_folder=prepared.source_folder,
+            )
+            for case in missing
+        ]
+
+    def _fill_native(self, visited: Visit) -> None:
+        cell = visited.cell
+        if visited.outputs is None:
+            message = (
+                f"PyTorch's own error is not known ({visited.record.reason}); rounding is judged by sensitivity alone"
+            )
+            self._notices.append(
+                Notice(code="native-missing", message=message, where=f"{cell.artifact.id} {cell.case}")
+            )
+            return
+        self._artifacts = with_native(self._artifacts, cell.artifact, cell.case, unpack_arrays(visited.outputs))
+
+    def _current(self, artifact: Artifact) -> Artifact:
+        """Return the artifact with the manifest as it stands now."""
+        return next(other for other in self._artifacts if other.id == artifact.id)
+
+    # --- latency
+
+    def _measure(self, visits: Sequence[Visit], prepared: Prepared) -> None:
+        timed = [visited for visited in visits if visited.cell.timed and visited.record.status == "ok"]
+        if not timed:
+            return
+        self._notices += environment_notices(self._record.environment)
+        timing = Timing(
+            [visited.cell for visited in timed],
+            processes=self._plan.processes,
+            budget_s=self._plan.time_budget_s,
+            seed=self._plan.seed,
+            limits=self._limits,
+            worker_bytes=[visited.record.peak_rss_bytes or 0 for visited in timed],
+            on_progress=self._progress,
+        )
+        try:
+            timing.measure()
+        finally:  # also when interrupted: what was measured is kept
+            self._record_latency(timing, visits, timed, prepared)
+
+    def _record_latency(
+        self, timing: Timing, visits: Sequence[Visit], timed: Sequence[Visit], prepared: Prepared
+    ) -> None:
+        first = len(self._record.cells) - len(visits)
+        for visited, measured in zip(timed, timing.timings, strict=True):
+            if measured.failure is not None:
+                visited.record = msgspec.structs.replace(
+                    visited.record,
+                    status="failed",
+                    reason=f"while timing: {measured.failure.reason}",
+                    stderr_tail=measured.failure.stderr_tail,
+                )
+                continue
+            latency = timing.latency(measured, visited.opened, flops=prepared.flops.get(visited.cell.case))
+            peaks = [replica.peak_rss_bytes for replica in measured.timed()]
+            visited.record = msgspec.structs.replace(
+                visited.record,
+                latency=latency,
+                peak_rss_bytes=max([*peaks, visited.record.peak_rss_bytes or 0]),
+            )
+            if latency is not None and timing.steal_share > STEAL_LIMIT:
+                visited.record = msgspec.structs.replace(
+                    visited.record, status="void", reason="the machine was disturbed while measuring; see the notices"
+                )
+            for replica in measured.timed():
+                index = first + next(i for i, other in enumerate(visits) if other is visited)
+                self._store.add_samples(index, replica.process, replica.samples_s)
+        self._notices += timing.notices()
+        self._update(
+            cells=[*self._record.cells[:first], *(visited.record for visited in visits)],
+            comparisons=_comparisons(timed),
+            notices=self._notices,
+        )
+
+    # --- records
+
+    def _first_record(self, backends: Sequence[tuple[Runtime, bool]]) -> RunRecord:
+        plan = self._plan
+        now = datetime.now(UTC)
+        module = plan.source_kind == "module"
+        pairs = plan.form_opsets() if module else []
+        name = Path(plan.source).name if plan.source_kind != "module" else plan.source.rsplit("/", 1)[-1]
+        return RunRecord(
+            id=new_run_id(now, name),
+            crosshead=version("crosshead"),
+            started=now.isoformat(timespec="seconds"),
+            plan=PlanRecord(
+                source=name,
+                options=dict(plan.options),
+                backends=[runtime.name for runtime, _ in backends],
+                forms=list(dict.fromkeys(form for form, _ in pairs)),
+                precisions=list(plan.precisions),
+                opsets=list(dict.fromkeys(opset for _, opset in pairs)),
+                cases=[],
+                threads=self._settings.threads,
+                processes=plan.processes,
+                time_budget_s=plan.time_budget_s,
+                seed=plan.seed,
+                timed="bench" in self._parts,
+            ),
+            environment=read_environment(_versions(backends)),
+            notices=self._notices,
+        )
+
+    def _artifact_records(self) -> list[ArtifactRecord]:
+        return [_artifact_record(artifact) for artifact in self._artifacts]
+
+
+def _artifact_record(artifact: Artifact) -> ArtifactRecord:
+    manifest = artifact.manifest
+    return ArtifactRecord(
+        id=manifest.id,
+        path=f"{ARTIFACTS}/{artifact.folder.name}/{artifact.model_path.name}",
+        sha256=manifest.model_sha256,
+        source=manifest.source.name,
+        exporter=manifest.exporter,
+        exporter_version=manifest.exporter_version,
+        opset=manifest.opset,
+        form=manifest.form,
+        precision=manifest.precision,
+        ops=manifest.ops,
+        graph=msgspec.convert(msgspec.to_builtins(manifest.graph), GraphRecord),
+        notices=[Notice(code=n.code, message=n.message, where=n.where or manifest.id) for n in manifest.notices],
+    )
+
+
+def _comparisons(timed: Sequence[Visit]) -> list[ComparisonRecord]:
+    """Compare every two timed cells of one case; intervals are widened for the number of pairs."""
+    cells = [visited for visited in timed if visited.record.status == "ok" and visited.record.latency is not None]
+    pairs = [(a, b) for a, b in itertools.combinations(cells, 2) if a.cell.case == b.cell.case]
+    found = []
+    for a, b in pairs:
+        if a.record.latency is None or b.record.latency is None:
+            continue
+        ratio, low, high, verdict = compare_latency(
+            a.record.latency.process_medians_s, b.record.latency.process_medians_s, pairs=len(pairs)
+        )
+        found.append(
+            ComparisonRecord(
+                a=a.cell.label, b=b.cell.label, case=a.cell.case, ratio=ratio, ci_low=low, ci_high=high, verdict=verdict
+            )
+        )
+    return found
+
+
+def _thread_notices(settings: Settings) -> list[Notice]:
+    cores = default_threads()
+    if settings.threads <= cores:
+        return []
+    message = (
+        f"{settings.threads} threads on {cores} cores: spinning threads wait for each other, and calls can take many "
+        f"times longer; give --threads {cores} or fewer"
+    )
+    return [Notice(code="threads-over-cores", message=message, where="plan")]
+
+
+def _versions(backends: Sequence[tuple[Runtime, bool]]) -> dict[str, str]:
+    """Versions of the libraries that decide the figures, by distribution name."""
+    from importlib.metadata import PackageNotFoundError
+
+    found = {}
+    for name in ("crosshead", "torch", "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript", "onnx-ir", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    for runtime, _ in backends:
+        state = runtime.probe()
+        if isinstance(state, Available) and state.version not in found.values():
+            found[runtime.name] = state.version
+    return found

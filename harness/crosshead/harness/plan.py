@@ -1,0 +1,134 @@
+"""What is asked for, as one frozen record: the same for the command line and for Python."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from crosshead.export.artifact import Form, Precision
+from crosshead.harness.errors import RequestError
+from crosshead.harness.judge import Tolerances
+from crosshead.runtimes.base import Settings
+
+DEFAULT_SOURCE = "mha"
+OFFERED_PRECISIONS: tuple[Precision, ...] = ("fp32",)
+DEFAULT_FORMS: tuple[Form, ...] = ("standard", "decomposed")
+
+Shape = tuple[int, ...]
+Option = bool | int | float | str | None
+
+
+def default_threads() -> int:
+    """Return how many cores this process may use: affinity, then the quota of its control group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from crosshead.results import cpu_quota
+
+    quota = cpu_quota()
+    return max(1, min(count, int(quota)) if quota is not None else count)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to `run`, `export`, `compare` or `bench`.
+
+    Attributes:
+        source: block name, `path.py:factory`, `package.module:factory`, `model.onnx`, or a folder holding artifacts.
+        against: a second `.onnx` file to hold against the first (`compare old.onnx new.onnx`).
+        options: keyword arguments for the block or factory (`--set`).
+        backends: names, or `all`.
+        forms: forms to export; empty means `DEFAULT_FORMS`; ignored for a bare `.onnx`.
+        opsets: opsets to export at; empty means each form's default. A form is exported at those it offers.
+        precisions: precisions to export.
+        batches, lengths: for built-in blocks; every pair is a case.
+        shapes: for other sources: by input name, one shape for every case, or one shape for all of them.
+        inputs: an `.npz` with inputs for a bare `.onnx`.
+        threads: threads of every backend; None means the cores there are.
+        processes: worker processes a timed cell.
+        time_budget_s: seconds of measuring, all cells together.
+        cell_timeout_s: longest wait for one answer of a worker.
+        memory_limit_bytes: largest resident size of a worker; None means what the machine can spare.
+        seed: for weights, inputs and the order of turns.
+        out: folder that takes one folder a run.
+        settings: how backends run; its `threads` is replaced by the field above.
+        tolerances: a person's own, in place of the derived rule.
+        strict: suspect, weak and void count as failures.
+        keep_training_mode: leave a module in training mode.
+    """
+
+    source: str = DEFAULT_SOURCE
+    against: str | None = None
+    options: Mapping[str, Option] = {}
+    backends: tuple[str, ...] = ("all",)
+    forms: tuple[Form, ...] = ()
+    opsets: tuple[int, ...] = ()
+    precisions: tuple[Precision, ...] = ("fp32",)
+    batches: tuple[int, ...] = (1, 8)
+    lengths: tuple[int, ...] = (128,)
+    shapes: Mapping[str, tuple[Shape, ...]] = {}
+    inputs: Path | None = None
+    threads: int | None = None
+    processes: int = 5
+    time_budget_s: float = 20.0
+    cell_timeout_s: float = 120.0
+    memory_limit_bytes: int | None = None
+    seed: int = 0
+    out: Path = Path("results/runs")
+    settings: Settings = Settings()
+    tolerances: Tolerances = Tolerances()
+    strict: bool = False
+    keep_training_mode: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what can be seen to be wrong before anything heavy is imported.
+
+        Raises:
+            RequestError: in one line.
+        """
+        for name in ("processes", "time_budget_s", "cell_timeout_s", "threads", "memory_limit_bytes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise RequestError(f"{name} must be above 0, got {value}")
+        for name in ("batches", "lengths"):
+            sizes = getattr(self, name)
+            if not sizes or min(sizes) < 1:
+                raise RequestError(f"{name} must be whole numbers from 1, got {list(sizes)}")
+        if not self.backends:
+            raise RequestError("no backend was asked for; give --backend NAME, or leave it out for all")
+        for precision in self.precisions or ("none",):
+            if precision not in OFFERED_PRECISIONS:
+                raise RequestError(f"precision {precision!r} is not offered; offered: {', '.join(OFFERED_PRECISIONS)}")
+
+    @property
+    def source_kind(self) -> Literal["onnx", "folder", "module"]:
+        """Which way the source goes: a graph as it is, artifacts made before, or a module to export."""
+        if self.source.endswith(".onnx"):
+            return "onnx"
+        if ":" not in self.source and Path(self.source).is_dir():
+            return "folder"
+        return "module"
+
+    def resolved_settings(self) -> Settings:
+        """Return the settings with the number of threads filled in."""
+        threads = self.threads if self.threads is not None else default_threads()
+        return msgspec.structs.replace(self.settings, threads=threads)
+
+    def form_opsets(self) -> list[tuple[Form, int]]:
+        """Return each form with each opset it is to be exported at.
+
+        Raises:
+            FormError: an opset that none of the forms offers, or a form with none of the opsets.
+        """
+        from crosshead.export import DEFAULT_OPSETS, FORM_OPSETS, check_form
+
+        forms = self.forms or DEFAULT_FORMS
+        if not self.opsets:
+            return [(form, DEFAULT_OPSETS[form]) for form in forms]
+        pairs = [(form, opset) for form in forms for opset in self.opsets if opset in FORM_OPSETS[form]]
+        for opset in self.opsets:
+            if all(opset != offered for _, offered in pairs):
+                check_form(forms[-1], opset)
+        for form in self.forms:
+            if all(form != offered for offered, _ in pairs):
+                check_form(form, self.opsets[0])
+        return pairs

@@ -1,0 +1,138 @@
+"""From what a person named to artifacts on disk: export a module, take a bare .onnx, or read artifacts made before."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosshead.export.artifact import Artifact
+from crosshead.harness.errors import RequestError
+from crosshead.harness.plan import Plan
+from crosshead.results import Notice
+
+ARTIFACTS = "artifacts"
+
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Artifacts to run, and what belongs to their source.
+
+    Attributes:
+        artifacts: verified, on disk.
+        source_folder: where a user's factory file stands.
+        flops: arithmetic of each case by formula, where the source is a built-in block.
+        notices: about the source itself.
+    """
+
+    artifacts: list[Artifact]
+    source_folder: Path | None
+    flops: dict[str, float]
+    notices: list[Notice]
+
+
+def prepare(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
+    """Make or read the artifacts that a plan asks for.
+
+    Args:
+        plan: the request.
+        out: folder that takes one folder an artifact.
+        on_step: told what is being done.
+
+    Raises:
+        RequestError, ExportError: in one line.
+    """
+    if plan.against is not None and plan.source_kind != "onnx":
+        raise RequestError(
+            f"two sources can be compared when both are .onnx files; got {plan.source!r} and {plan.against!r}"
+        )
+    if plan.source_kind == "folder":
+        return _read_folder(Path(plan.source), out, on_step)
+    if plan.source_kind == "onnx":
+        return _take_onnx(plan, out, on_step)
+    return _export(plan, out, on_step)
+
+
+def _export(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
+    try:
+        import torch  # noqa: F401  # only to answer in one line where it is missing
+    except ImportError as error:
+        raise RequestError(
+            "exporting a module needs PyTorch, which is not installed; pip install 'crosshead[torch]', "
+            "or give a folder of artifacts exported elsewhere"
+        ) from error
+    from crosshead.export import cases_for, export_source, load_source
+
+    pairs = plan.form_opsets()
+    on_step(f"loading {plan.source}")
+    loaded = load_source(plan.source, options=plan.options, seed=plan.seed, keep_training_mode=plan.keep_training_mode)
+    cases = cases_for(loaded, batches=plan.batches, lengths=plan.lengths, shapes=plan.shapes)
+    artifacts = export_source(loaded, cases, forms=pairs, out=out, on_step=on_step)
+    flops = {}
+    if loaded.block is not None:
+        flops = {case.name: loaded.block.flops(_shapes(case.inputs), **plan.options) for case in cases}
+    notices = [Notice(code=n.code, message=n.message, where=n.where or plan.source) for n in loaded.notices]
+    return Prepared(artifacts, loaded.folder, flops, notices)
+
+
+def _shapes(inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in inputs.items()}
+
+
+def _take_onnx(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
+    from crosshead.export import against_onnx_file, export_onnx_file, onnx_cases
+
+    path = Path(plan.source)
+    cases = onnx_cases(path, shapes=plan.shapes, inputs=plan.inputs, seed=plan.seed)
+    artifacts = [export_onnx_file(path, cases, out=out, on_step=on_step)]
+    if plan.against is not None:
+        on_step(f"comparing {Path(plan.against).name} with {path.name} in float64")
+        artifacts.append(against_onnx_file(artifacts[0], Path(plan.against), out=out))
+    return Prepared(artifacts, None, {}, [])
+
+
+def _read_folder(folder: Path, out: Path, on_step: OnStep) -> Prepared:
+    """Take artifacts made before, here or on another machine, into this run."""
+    found = [folder] if (folder / "manifest.json").is_file() else _artifact_folders(folder)
+    if not found:
+        raise RequestError(
+            f"{folder} holds no artifact: expected manifest.json in it, in its folders, or in its {ARTIFACTS}/; "
+            "export one with: crosshead export"
+        )
+    artifacts = []
+    for path in found:
+        on_step(f"checking {path.name}")
+        artifact = Artifact.load(path)
+        artifact.verify()
+        artifacts.append(_copy(artifact, out))
+    return Prepared(artifacts, None, {}, [])
+
+
+def _artifact_folders(folder: Path) -> list[Path]:
+    roots = [folder / ARTIFACTS, folder]
+    for root in roots:
+        if root.is_dir():
+            found = sorted(path.parent for path in root.glob("*/manifest.json"))
+            if found:
+                return found
+    return []
+
+
+def _copy(artifact: Artifact, out: Path) -> Artifact:
+    """Copy an artifact into the run, by hard links where the file system has them."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+
+    target = out / artifact.folder.name
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(artifact.folder, target, copy_function=link)
+    return Artifact.load(target)

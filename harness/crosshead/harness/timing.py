@@ -1,0 +1,295 @@
+"""Latency of many cells: several worker processes each, one awake at a time, in turns of shuffled order.
+
+How it is done, and why, stands in docs/method.md, "Set-up that does not lie". In short: every (cell, process) is a
+worker of its own, stopped (SIGSTOP) when it is not its turn, so that no spinning thread of one runtime runs beside
+another; a turn first calls unrecorded, since a woken process finds its caches cold; rounds go on until every cell's
+interval is narrow or the budget is spent.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import psutil
+
+from crosshead.harness.accuracy import Limits, failure_record, launch
+from crosshead.harness.cells import Cell
+from crosshead.results import (
+    CellRecord,
+    CpuTimes,
+    LatencyRecord,
+    Notice,
+    latency_record,
+    median_interval,
+    sample_notices,
+)
+from crosshead.runtimes import CAN_PAUSE, BackendError, Opened, Warm, Worker, WorkerError
+
+ROUNDS = 4
+"""Rounds that a budget is cut into at first; what is left over goes into more."""
+
+SHORTEST_TURN_S, LONGEST_TURN_S = 0.05, 0.5
+SETTLE_SHARE = 0.25
+WARM_UP_LIMIT_S = 3.0
+SETTLED = 0.01
+MEMORY_SHARE = 0.6
+"""Workers alive together may hold this share of the memory that is free."""
+
+STEAL_LIMIT = 0.1
+"""Above this share of stolen time during the measuring, the figures mean nothing."""
+
+
+@dataclass
+class Replica:
+    """One timed process of a cell."""
+
+    cell: int
+    process: int
+    worker: Worker
+    opened: Opened | None = None
+    warm: Warm | None = None
+    samples_s: list[float] = field(default_factory=list)
+    peak_rss_bytes: int = 0
+
+
+@dataclass
+class CellTiming:
+    """What was measured of one cell so far."""
+
+    cell: Cell
+    replicas: list[Replica] = field(default_factory=list)
+    failure: CellRecord | None = None
+
+    def timed(self) -> list[Replica]:
+        """Return the processes that have samples."""
+        return [replica for replica in self.replicas if replica.samples_s]
+
+    def medians_s(self) -> list[float]:
+        """Return the median of each timed process, seconds a call."""
+        return [statistics.median(replica.samples_s) for replica in self.timed()]
+
+    def settled(self, processes: int) -> bool:
+        """Whether the interval of the median is within ±1 %, with every process heard."""
+        medians = self.medians_s()
+        interval = median_interval(medians)
+        if interval is None or len(medians) < processes:
+            return False
+        middle = statistics.median(medians)
+        return max(interval[1] / middle - 1.0, 1.0 - interval[0] / middle) <= SETTLED
+
+
+class Timing:
+    """The measuring of a run. What is finished stays readable when `measure` is interrupted."""
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        *,
+        processes: int,
+        budget_s: float,
+        seed: int,
+        limits: Limits,
+        worker_bytes: Sequence[int],
+        on_progress: Callable[[str, float], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            cells: what to time.
+            processes: worker processes a cell.
+            budget_s: seconds of measuring, all cells together.
+            seed: of the order of starts and turns.
+            limits: of one worker.
+            worker_bytes: resident size of a worker of each cell, as seen at its first visit.
+            on_progress: told what goes on, and the share of the whole (0 to 1) that is done.
+        """
+        self.timings = [CellTiming(cell) for cell in cells]
+        self.steal_share = 0.0
+        self._processes = processes
+        self._budget_s = budget_s
+        self._random = random.Random(seed)
+        self._limits = limits
+        self._worker_bytes = worker_bytes
+        self._on_progress = on_progress
+        self._measured_s = 0.0
+
+    def measure(self) -> None:
+        """Time every cell; a worker that fails ends its own cell alone."""
+        waves = self._waves()
+        before = CpuTimes()
+        for number, wave in enumerate(waves):
+            with ExitStack() as stack:
+                for replica in wave:
+                    stack.callback(replica.worker.close)
+                self._open(wave)
+                self._warm_up(wave)
+                self._rounds(wave, until_s=self._budget_s * (number + 1) / len(waves))
+        self.steal_share = CpuTimes().steal_share(before) or 0.0
+
+    def _waves(self) -> list[list[Replica]]:
+        """Cut all processes into groups that fit into memory together; where nothing can be stopped, one at a time."""
+        free = psutil.virtual_memory().available * MEMORY_SHARE
+        waves: list[list[Replica]] = []
+        used = 0.0
+        for process in range(self._processes):
+            order = list(range(len(self.timings)))
+            self._random.shuffle(order)
+            for index in order:
+                cell = self.timings[index].cell
+                replica = Replica(index, process, launch(cell, self._limits))
+                self.timings[index].replicas.append(replica)
+                size = self._worker_bytes[index]
+                if not waves or not CAN_PAUSE or used + size > free:
+                    waves.append([])
+                    used = 0.0
+                waves[-1].append(replica)
+                used += size
+        return waves
+
+    def _alive(self, replicas: Iterable[Replica]) -> list[Replica]:
+        return [replica for replica in replicas if self.timings[replica.cell].failure is None]
+
+    def _fail(self, replica: Replica, error: Exception) -> None:
+        timing = self.timings[replica.cell]
+        timing.failure = failure_record(timing.cell, error)
+        for other in timing.replicas:
+            other.worker.close()
+
+    def _open(self, wave: Sequence[Replica]) -> None:
+        """Start workers two at a time: nothing is timed meanwhile, and a start keeps about one core busy."""
+
+        def wait(replica: Replica) -> Opened | Exception:
+            try:
+                opened = replica.worker.opened()
+                replica.worker.pause()
+            except (BackendError, WorkerError) as error:
+                return error
+            return opened
+
+        pending = list(wave)
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            while pending:
+                pair, pending = pending[:2], pending[2:]
+                pair = self._alive(pair)
+                try:
+                    for replica in pair:
+                        replica.worker.start()  # here, since the kernel ties a child to the thread that made it
+                    results = list(pool.map(wait, pair))
+                except BaseException:
+                    for replica in pair:
+                        replica.worker.close()  # ends the wait in the pool's threads
+                    raise
+                for replica, opened in zip(pair, results, strict=True):
+                    if isinstance(opened, Exception):
+                        self._fail(replica, opened)
+                    else:
+                        replica.opened = opened
+                self._on_progress("starting workers", self._share())
+
+    def _warm_up(self, wave: Sequence[Replica]) -> None:
+        order = list(wave)
+        self._random.shuffle(order)
+        for replica in order:
+            timing = self.timings[replica.cell]
+            if timing.failure is not None:
+                continue
+            try:
+                replica.worker.resume()
+                replica.warm = replica.worker.warm_up(
+                    timing.cell.artifact.inputs_path(timing.cell.case), WARM_UP_LIMIT_S
+                )
+                replica.worker.pause()
+            except (BackendError, WorkerError) as error:
+                self._fail(replica, error)
+            self._on_progress("warming up", self._share())
+
+    def _rounds(self, wave: Sequence[Replica], until_s: float) -> None:
+        """Take turns until the budget is spent; every process gets at least one."""
+        start_s = self._measured_s
+        heard: set[int] = set()
+        while True:
+            replicas = self._alive(wave)
+            if heard:
+                replicas = [replica for replica in replicas if not self.timings[replica.cell].settled(self._processes)]
+            if not replicas:
+                return
+            share = (until_s - start_s) / (ROUNDS * len(replicas))
+            turn_s = min(LONGEST_TURN_S, max(SHORTEST_TURN_S, share))
+            self._random.shuffle(replicas)
+            for replica in replicas:
+                if self._measured_s >= until_s and id(replica) in heard:
+                    continue
+                self._turn(replica, turn_s)
+                heard.add(id(replica))
+            if self._measured_s >= until_s:
+                return
+
+    def _turn(self, replica: Replica, turn_s: float) -> None:
+        if self.timings[replica.cell].failure is not None:
+            return
+        began = time.perf_counter()
+        try:
+            replica.worker.resume()
+            measured = replica.worker.measure(SETTLE_SHARE * turn_s, (1.0 - SETTLE_SHARE) * turn_s)
+            replica.worker.pause()
+        except (BackendError, WorkerError) as error:
+            self._fail(replica, error)
+        else:
+            replica.samples_s += measured.samples_s
+            replica.peak_rss_bytes = measured.peak_rss_bytes
+        self._measured_s += time.perf_counter() - began
+        self._on_progress("measuring", self._share())
+
+    def _share(self) -> float:
+        return min(1.0, self._measured_s / self._budget_s)
+
+    def latency(self, timing: CellTiming, visited: Opened | None, flops: float | None = None) -> LatencyRecord | None:
+        """Return the latency of a cell; None where no process of it was measured.
+
+        Args:
+            timing: the cell.
+            visited: its first visit, for the cold start of a worker that opened with nothing beside it.
+            flops: arithmetic of one call, where it is known.
+        """
+        timed = timing.timed()
+        if not timed:
+            return None
+        warms = [replica.warm for replica in timed if replica.warm is not None]
+        cold = visited or timed[0].opened
+        copies = [(warm.host_to_device_s, warm.device_to_host_s) for warm in warms]
+        return latency_record(
+            [replica.samples_s for replica in timed],
+            calls_per_sample=max(warm.calls_per_sample for warm in warms),
+            first_call_s=statistics.median(warm.first_call_s for warm in warms),
+            session_s=cold.session_s if cold is not None else 0.0,
+            import_s=cold.import_s if cold is not None else 0.0,
+            steady=all(warm.steady for warm in warms),
+            settled=timing.settled(self._processes),
+            host_to_device_s=_median_or_none([to for to, _ in copies]),
+            device_to_host_s=_median_or_none([back for _, back in copies]),
+            flops=flops,
+        )
+
+    def notices(self) -> list[Notice]:
+        """Say what disturbed the measuring."""
+        found = []
+        if self.steal_share > STEAL_LIMIT:
+            message = (
+                f"{self.steal_share:.0%} of the processor's time went to other guests of this host while measuring; "
+                "the times are void: measure again on a quieter machine"
+            )
+            found.append(Notice(code="noisy-machine", message=message, where="latency"))
+        for timing in self.timings:
+            where = f"{timing.cell.label} {timing.cell.case}"
+            on_gpu = timing.cell.runtime.capabilities.device == "cuda"
+            found += sample_notices([replica.samples_s for replica in timing.timed()], where=where, on_gpu=on_gpu)
+        return found
+
+
+def _median_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
