@@ -83,10 +83,10 @@ def _finfo(dtype: np.dtype[np.generic]) -> Any:
 
 
 def _cosine_distance(got: Float64, want: Float64) -> float:
-    norms = float(np.linalg.norm(got)) * float(np.linalg.norm(want))
-    if norms == 0.0:
+    if not got.any() or not want.any():
         return 0.0 if not got.any() and not want.any() else 1.0
-    return max(0.0, 1.0 - float(np.vdot(got, want)) / norms)
+    a, b = got / np.abs(got).max(), want / np.abs(want).max()  # squares of tiny or huge numbers are none
+    return max(0.0, 1.0 - float(np.vdot(a, b)) / float(np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def _snr_db(error: Float64, want: Float64) -> float | None:
