@@ -65,10 +65,12 @@ def unpack_arrays(path: Path) -> Arrays:
         ArtifactError: the file is missing, truncated, or holds pickled objects.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays: Arrays = {}
             for name in archive.files:
                 array = archive[name]
+                if not isinstance(array, np.ndarray):  # a member that is no array comes back as bytes
+                    raise ValueError(f"{name!r} is no array")
                 if name.endswith(_BF16):
                     import ml_dtypes
 
@@ -226,7 +228,7 @@ def write_artifact(
         manifest: must carry the digests of what is written.
         model: the bytes of `model.onnx`, or a file to move there.
         blobs: `<sha256>.<ending>` -> bytes.
-        external: base name -> file to move beside the model.
+        external: name relative to the model -> file to move there.
 
     Raises:
         ArtifactError: the folder cannot be written.
@@ -245,6 +247,7 @@ def write_artifact(
         else:
             shutil.move(model, staging / MODEL_FILE)
         for name, path in external.items():
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(path, staging / name)
         for name, data in blobs.items():
             (staging / BLOBS / name).write_bytes(data)

@@ -3,6 +3,7 @@
 Nothing here imports torch; the factory does.
 """
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -43,11 +44,12 @@ def import_factory(reference: str, folder: Path | None = None) -> Callable[..., 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise SourceError(f"{path.name} is not there; expected a Python file with the factory")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if path in _imported and _imported[path][0] == digest:
+        return _imported[path][1]
     name = path.stem
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
-        return sys.modules[name]
-    if name in sys.modules or not name.isidentifier():
-        name = f"_crosshead_user_{path.stem}".replace("-", "_")
+    if name in sys.modules or not name.isidentifier():  # a file of the user's may be called like anything
+        name = f"_crosshead_user_{digest[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise SourceError(f"{path.name} cannot be imported as Python")
@@ -57,10 +59,15 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, Exception):
-            raise SourceError(f"importing {path.name} failed: {type(error).__name__}: {error}") from error
+        if isinstance(error, (Exception, SystemExit)):
+            raise SourceError(f"importing {path.name} failed: {_one_line(error)}") from error
         raise
+    _imported[path] = digest, module
     return module
+
+
+_imported: dict[Path, tuple[str, ModuleType]] = {}
+"""Files imported so far, with the digest of what they held then: a file that was edited is imported anew."""
 
 
 def _import_module(name: str) -> ModuleType:
@@ -71,6 +78,10 @@ def _import_module(name: str) -> ModuleType:
             raise SourceError(
                 f"no module named {name!r}; is its folder the current one, or is it installed?"
             ) from error
-        raise SourceError(f"importing {name} failed: {type(error).__name__}: {error}") from error
-    except Exception as error:
-        raise SourceError(f"importing {name} failed: {type(error).__name__}: {error}") from error
+        raise SourceError(f"importing {name} failed: {_one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise SourceError(f"importing {name} failed: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -121,7 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         schema: version of this format.
         id: names the artifact within a run, e.g. `mha-standard-opset23-fp32`.
         model_sha256: digest of `model.onnx`.
-        external_sha256: digest of each external data file, by base name.
+        external_sha256: digest of each external data file, by its name relative to the model.
         weights_sha256: digest of the blob with the module's own state (safetensors); None for a bare `.onnx`.
         ops: count of nodes by `domain::op` (the default domain is written `ai.onnx`).
     """
