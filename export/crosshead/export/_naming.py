@@ -1,0 +1,110 @@
+"""Give a graph's inputs and outputs the names that people bind them by."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from crosshead.export.artifact import CaptureError
+
+if TYPE_CHECKING:
+    from crosshead.model_def import Block
+
+
+def name_inputs(source: str, model: ir.Model, names: Sequence[str]) -> None:
+    """Rename a graph's inputs after the source's, in order; an exporter calls a returned one `x_orig`.
+
+    Raises:
+        CaptureError: the exporter dropped or added inputs.
+    """
+    inputs = model.graph.inputs
+    if len(inputs) != len(names):
+        got = ", ".join(str(value.name) for value in inputs)
+        raise CaptureError(f"{source}: the graph takes {len(inputs)} inputs ({got}), the module {len(names)}")
+    _rename(model, list(inputs), names)
+
+
+def name_outputs(source: str, model: ir.Model, program: ExportedProgram, block: "Block | None") -> tuple[str, ...]:
+    """Rename a graph's outputs after the structure of what the module returns, and return the names.
+
+    Raises:
+        CaptureError: an output is no tensor.
+    """
+    names = _structure_names(source, program)
+    if block is not None and "past_key" in block.takes and len(names) == 3:
+        names = ["output", "present_key", "present_value"]
+    outputs = list(model.graph.outputs)
+    if len(outputs) != len(names):
+        raise CaptureError(f"{source}: the module returns {len(names)} tensors, the graph {len(outputs)}")
+    taken = {str(value.name) for value in model.graph.inputs}
+    names = [f"{name}_out" if name in taken else name for name in names]  # a dict may be keyed like the inputs
+    _rename(model, outputs, names)
+    return tuple(names)
+
+
+def _structure_names(source: str, program: ExportedProgram) -> list[str]:
+    """Name each tensor that the module returns by the way to it: dict keys and positions; None holds no place."""
+    spec = program.call_spec.out_spec
+    specs = [each for each in program.graph_signature.output_specs if each.kind.name == "USER_OUTPUT"]
+    paths = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(len(specs))), spec))[0]
+    found: list[str] = []
+    for (path, _), each in zip(paths, specs, strict=True):
+        kind = type(each.arg).__name__
+        if kind == "ConstantArgument" and each.arg.value is None:
+            continue
+        where = "_".join(_key(step) for step in path)
+        if kind != "TensorArgument":
+            raise CaptureError(f"{source}: output {where or '0'} is a number, not a tensor; return tensors alone")
+        found.append(where)
+    if not found:
+        raise CaptureError(f"{source} returns no tensor; a graph needs an output")
+    if len(found) == 1 and (not found[0] or found[0].isdecimal()):
+        return ["output"]
+    return [f"output_{name}" if name[:1].isdecimal() else name for name in found]
+
+
+def _key(step: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(step, attribute):
+            return str(getattr(step, attribute))
+    return str(step)
+
+
+def _rename(model: ir.Model, values: Sequence[ir.Value], names: Sequence[str]) -> None:
+    """Rename `values`, moving whatever else bears one of the names out of the way."""
+    chosen = set(map(id, values))
+    wanted = set(names)
+    everything = _values(model.graph)
+    taken = {str(value.name) for value in everything} | wanted
+    for value in everything:
+        if value.name in wanted and id(value) not in chosen:
+            value.name = _free(str(value.name), taken)
+    for value in values:  # out of each other's way first
+        value.name = _free(str(value.name), taken)
+    for value, name in zip(values, names, strict=True):
+        value.name = name
+
+
+def _free(name: str, taken: set[str]) -> str:
+    number = 1
+    while f"{name}_{number}" in taken:
+        number += 1
+    taken.add(f"{name}_{number}")
+    return f"{name}_{number}"
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    """Return every value of a graph and of the graphs inside its nodes."""
+    found = [*graph.inputs, *graph.initializers.values()]
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        found += node.outputs
+        for attribute in node.attributes.values():
+            if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
+                inner = attribute.as_graph()
+                found += [*inner.inputs, *inner.initializers.values()]
+            elif not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPHS:
+                for inner in attribute.as_graphs():
+                    found += [*inner.inputs, *inner.initializers.values()]
+    return found
