@@ -1,7 +1,8 @@
 """The contract of a backend: `Runtime` (stateless) opens an artifact and gives a `Session` (a context manager).
 
-A backend is one file. It declares what it can do as data, imports its heavy library only inside `probe` and `open`,
-and fills three hooks of `Session`: `_run`, `_bind`, `_placement`.
+A backend is one file. It declares what it can do as data, imports its heavy library only inside `import_library` and
+`_open`, and fills two or three hooks of `Session`: `_run`, `_bind`, `_placement`. What is asked of every backend in
+the same way (is the session open, do the inputs fit, does the backend take this precision) is asked here, once.
 """
 
 import abc
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosshead.export.artifact import Artifact, Precision
-from crosshead.runtimes.errors import SessionClosedError
+from crosshead.runtimes.errors import SessionClosedError, UnsupportedError
 from crosshead.runtimes.inputs import check_inputs
 
 Array = NDArray[np.generic]
@@ -50,6 +51,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fake: dict[str, Any] = {}
 
 
+class Deviation(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a backend is known not to compute what the standard says. Data, so that it can be shown and be tested.
+
+    Attributes:
+        op: the operator, `domain::op_type` as in a manifest.
+        when: the circumstances.
+        effect: what comes out instead.
+        seen_in: library and version in which it was seen, e.g. `onnx 1.23.2`.
+        report: public report of it, or empty.
+    """
+
+    op: str
+    when: str
+    effect: str
+    seen_in: str
+    report: str = ""
+
+
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend can do, as data.
 
@@ -60,6 +79,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         opsets: lowest and highest opset of the default domain it takes; None where it does not read opsets.
         in_all: whether `--backend all` includes it.
         timed_in_all: whether `--backend all` also times it.
+        deviations: where it is known to be off.
     """
 
     executes: Literal["graph", "module"]
@@ -68,6 +88,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     opsets: tuple[int, int] | None = None
     in_all: bool = True
     timed_in_all: bool = True
+    deviations: tuple[Deviation, ...] = ()
 
 
 class Available(msgspec.Struct, frozen=True, tag="available"):
@@ -121,16 +142,29 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runtime(abc.ABC):
-    """A backend. Stateless: everything that lives longer than a call belongs to the session."""
+    """A backend. Stateless: everything that lives longer than a call belongs to the session.
+
+    Attributes:
+        name: what `--backend` calls it.
+        capabilities: what it can do.
+        distributions: the Python distributions whose versions stand in a record of it.
+    """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    distributions: ClassVar[tuple[str, ...]] = ("numpy",)
 
     @abc.abstractmethod
     def probe(self) -> Available | Unavailable:
         """Say whether the backend can be used here; cheap, raises nothing."""
 
-    @abc.abstractmethod
+    def import_library(self) -> None:  # noqa: B027  # a hook; a backend without a library has nothing to import
+        """Import the heavy library, so that its time can be told apart from loading an artifact.
+
+        Raises:
+            BackendError: it is not installed.
+        """
+
     def open(self, artifact: Artifact, settings: Settings, source_folder: str | None = None) -> "Session":
         """Load an artifact.
 
@@ -144,10 +178,22 @@ class Runtime(abc.ABC):
             PlacementError: something else than the provider asked for would do the work.
             BackendError: anything else the backend refuses.
         """
+        precisions, manifest = self.capabilities.precisions, artifact.manifest
+        if manifest.precision not in precisions:
+            raise UnsupportedError(
+                f"{self.name} takes {', '.join(precisions)}; artifact {artifact.id} is {manifest.precision}"
+            )
+        return self._open(artifact, settings, source_folder)
+
+    @abc.abstractmethod
+    def _open(self, artifact: Artifact, settings: Settings, source_folder: str | None) -> "Session": ...
 
 
 class Session(abc.ABC):
-    """A loaded artifact. Use as a context manager; a closed session refuses every call."""
+    """A loaded artifact. Use as a context manager; a closed session refuses every call.
+
+    A session belongs to the thread that opened it; a backend adds no locks of its own.
+    """
 
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
@@ -186,8 +232,22 @@ class Session(abc.ABC):
         check_inputs(self._artifact, inputs)
         return self._copies(inputs)
 
+    def prove(self, inputs: Mapping[str, Array]) -> Placement | None:
+        """Find out, by a run on the side where it takes one, which provider computes what, and return `placement()`.
+
+        Kept apart from `open` and `run`, since what it warms up would be missing from the first call's time.
+
+        Raises:
+            PlacementError: something else than the provider asked for does the work.
+            InputError: as `run`.
+        """
+        self._check_open()
+        check_inputs(self._artifact, inputs)
+        self._prove(inputs)
+        return self._placement()
+
     def placement(self) -> Placement | None:
-        """Say which provider ran what; None where the backend has no notion of it."""
+        """Say which provider runs what, as far as it is known; None where it is not, or has no meaning."""
         self._check_open()
         return self._placement()
 
@@ -210,6 +270,9 @@ class Session(abc.ABC):
 
     def _placement(self) -> Placement | None:
         return None
+
+    def _prove(self, inputs: Mapping[str, Array]) -> None:  # noqa: B027  # a hook that most backends do not need
+        pass
 
     def _copies(self, inputs: Mapping[str, Array]) -> tuple[Step, Step] | None:  # noqa: ARG002  # a hook
         return None
