@@ -1,0 +1,79 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crosshead.export.artifact import Artifact
+from crosshead.runtimes import BackendError, PlacementError, Session, Settings, UnsupportedError, get_runtime
+
+
+def opened(artifact: Artifact, **behaviour: object) -> Session:
+    return get_runtime("fake").open(artifact, Settings(fake=behaviour))
+
+
+def test_it_answers_with_what_the_artifact_expects(linear: Artifact) -> None:
+    for case in ("1x5", "2x7"):
+        outputs = opened(linear).run(linear.inputs(case))
+        assert outputs["y"].dtype == np.float32
+        np.testing.assert_array_equal(outputs["y"], linear.expected(case)["y"].astype(np.float32))
+
+
+def test_it_refuses_what_is_no_case(linear: Artifact) -> None:
+    with pytest.raises(BackendError, match="knows only the cases that the artifact carries"):
+        opened(linear).run({"x": np.zeros((1, 5, 4), np.float32)})
+
+
+def test_relative_error_is_the_relative_l2_error(linear: Artifact) -> None:
+    got = opened(linear, relative_error=1e-3).run(linear.inputs("2x7"))["y"].astype(np.float64)
+    want = linear.expected("2x7")["y"].astype(np.float64)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_nan_is_one_element(linear: Artifact) -> None:
+    assert np.isnan(opened(linear, nan=True).run(linear.inputs("2x7"))["y"]).sum() == 1
+
+
+def test_noise_differs_from_call_to_call(assert_close: Any, linear: Artifact) -> None:
+    session = opened(linear, noise=1e-2)
+    first, second = (session.run(linear.inputs("2x7"))["y"] for _ in range(2))
+    assert not np.array_equal(first, second)
+    assert_close(first, second, atol=0.2)
+
+
+def test_an_output_can_be_left_out(linear: Artifact) -> None:
+    assert opened(linear, drop_output="y").run(linear.inputs("1x5")) == {}
+
+
+def test_refusals(linear: Artifact) -> None:
+    with pytest.raises(UnsupportedError, match="no bf16 here"):
+        opened(linear, unsupported="no bf16 here")
+    with pytest.raises(PlacementError, match="OtherProvider"):
+        opened(linear, wrong_placement=True)
+
+
+def test_wrong_placement_that_is_allowed_is_told(linear: Artifact) -> None:
+    session = get_runtime("fake").open(linear, Settings(fake={"wrong_placement": True}, allow_fallback=True))
+    placement = session.placement()
+    assert placement is not None
+    assert list(placement.providers) == ["OtherProvider"]
+    assert placement.fallen_back
+
+
+def test_trouble_comes_after_so_many_calls(linear: Artifact) -> None:
+    session = opened(linear, raises="third time", after_calls=2)
+    step = session.bind(linear.inputs("1x5"))
+    step()
+    step()
+    with pytest.raises(RuntimeError, match="third time"):
+        step()
+    step()
+
+
+def test_an_unknown_option_is_named(linear: Artifact) -> None:
+    with pytest.raises(BackendError, match="the fake backend has no option 'slep_s'; it has: slow_start_s, sleep_s"):
+        opened(linear, slep_s=1.0)
+
+
+def test_an_option_of_the_wrong_type_is_named(linear: Artifact) -> None:
+    with pytest.raises(BackendError, match=r"wrong type: Expected `float`, got `str` - at `\$.sleep_s`"):
+        opened(linear, sleep_s="long")
