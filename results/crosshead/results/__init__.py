@@ -1,1 +1,125 @@
-"""The results room."""
+"""Records, statistics, the store and reports. Free of torch; NumPy, SciPy and rich are imported when they are used."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from crosshead.results._cgroup import cpu_quota
+    from crosshead.results._rows import baseline
+    from crosshead.results.disturbances import sample_notices
+    from crosshead.results.encoding import decode_run, encode_run
+    from crosshead.results.environment import CpuTimes, environment_notices, read_environment
+    from crosshead.results.errors import ResultsError, StoreError, VersionError
+    from crosshead.results.gpus import read_gpus
+    from crosshead.results.latency import latency_record
+    from crosshead.results.markdown import summary
+    from crosshead.results.percentiles import percentile_or_missing, samples_needed
+    from crosshead.results.privacy import scrub, scrub_record
+    from crosshead.results.records import (
+        SCHEMA,
+        AgreementRecord,
+        ArtifactRecord,
+        CellRecord,
+        CellStatus,
+        ComparisonRecord,
+        EnvironmentRecord,
+        GpuRecord,
+        GraphRecord,
+        GraphResult,
+        HistogramRecord,
+        LatencyRecord,
+        Notice,
+        OutputRecord,
+        OutputResult,
+        PlanRecord,
+        ProviderRecord,
+        RatioResult,
+        Rule,
+        RunRecord,
+        RunResult,
+        UlpRecord,
+        WorstElement,
+    )
+    from crosshead.results.statistics import compare_latency, median, median_interval
+    from crosshead.results.store import RunStore, new_run_id, read_run, read_samples
+    from crosshead.results.terminal import render_backends, render_run
+
+__all__ = [
+    "SCHEMA",
+    "AgreementRecord",
+    "ArtifactRecord",
+    "CellRecord",
+    "CellStatus",
+    "ComparisonRecord",
+    "CpuTimes",
+    "EnvironmentRecord",
+    "GpuRecord",
+    "GraphRecord",
+    "GraphResult",
+    "HistogramRecord",
+    "LatencyRecord",
+    "Notice",
+    "OutputRecord",
+    "OutputResult",
+    "PlanRecord",
+    "ProviderRecord",
+    "RatioResult",
+    "ResultsError",
+    "Rule",
+    "RunRecord",
+    "RunResult",
+    "RunStore",
+    "StoreError",
+    "UlpRecord",
+    "VersionError",
+    "WorstElement",
+    "baseline",
+    "compare_latency",
+    "cpu_quota",
+    "decode_run",
+    "encode_run",
+    "environment_notices",
+    "latency_record",
+    "median",
+    "median_interval",
+    "new_run_id",
+    "percentile_or_missing",
+    "read_environment",
+    "read_gpus",
+    "read_run",
+    "read_samples",
+    "render_backends",
+    "render_run",
+    "sample_notices",
+    "samples_needed",
+    "scrub",
+    "scrub_record",
+    "summary",
+]
+
+_HOMES = {
+    "_cgroup": ["cpu_quota"],
+    "_rows": ["baseline"],
+    "disturbances": ["sample_notices"],
+    "encoding": ["decode_run", "encode_run"],
+    "environment": ["CpuTimes", "environment_notices", "read_environment"],
+    "errors": ["ResultsError", "StoreError", "VersionError"],
+    "gpus": ["read_gpus"],
+    "latency": ["latency_record"],
+    "markdown": ["summary"],
+    "percentiles": ["percentile_or_missing", "samples_needed"],
+    "privacy": ["scrub", "scrub_record"],
+    "statistics": ["compare_latency", "median", "median_interval"],
+    "store": ["RunStore", "new_run_id", "read_run", "read_samples"],
+    "terminal": ["render_backends", "render_run"],
+}
+"""Which module holds which name; `records` holds the others."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((module for module, names in _HOMES.items() if name in names), "records")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

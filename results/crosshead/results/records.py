@@ -143,7 +143,8 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
         p90_s … p999_s: over all samples of all processes, where their count supports it at 99 % confidence.
         missing_samples: by percentile name (`p99`), how many more samples it would take.
         samples: count of raw samples, all processes together.
-        calls_per_sample: calls one sample spans.
+        calls_per_sample: calls one sample is the mean of; above 1 (calls too short for the clock) a percentile is one
+            of such means, and single calls spread more.
         processes: worker processes that were timed.
         process_medians_s: one entry a process.
         first_call_s: median over processes of the very first call.
@@ -205,9 +206,17 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, str] = {}
     peak_rss_bytes: int | None = None
 
+    @property
+    def label(self) -> str:
+        """`backend/artifact`: unique within a case, and what agreements and comparisons name a cell by."""
+        return f"{self.backend}/{self.artifact}"
+
 
 class AgreementRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Two cells of one case against each other: the largest relative L2 error over outputs, and in yardsticks."""
+    """Two cells of one case against each other: the largest relative L2 error over outputs, and in yardsticks.
+
+    `a` and `b` are labels (`backend/artifact`).
+    """
 
     a: str
     b: str
@@ -218,7 +227,10 @@ class AgreementRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparisonRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency of cell `a` over that of cell `b` (below 1: a is faster), with its interval over processes."""
+    """Latency of cell `a` over that of cell `b` (below 1: a is faster), with its interval over processes.
+
+    `a` and `b` are labels (`backend/artifact`); see `crosshead.results.compare_latency`.
+    """
 
     a: str
     b: str
@@ -229,14 +241,53 @@ class ComparisonRecord(msgspec.Struct, frozen=True, kw_only=True):
     verdict: RatioResult
 
 
+class GpuRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One NVIDIA GPU as the driver sees it; None where the driver does not say.
+
+    Attributes:
+        driver: version of the driver.
+        utilization_share: share of the last second or so in which a kernel ran, 0 to 1.
+        sm_clock_mhz, sm_clock_limit_mhz: clock of the multiprocessors now, and the highest one.
+        throttle_reasons: why the clock is held down now; idleness is left out.
+        other_processes: processes computing on it when it was read.
+    """
+
+    name: str
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    driver: str = ""
+    utilization_share: float | None = None
+    sm_clock_mhz: float | None = None
+    sm_clock_limit_mhz: float | None = None
+    throttle_reasons: list[str] = []
+    other_processes: int | None = None
+
+
 class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine and its libraries; no host name, user name or path."""
+    """The machine and its libraries; no host name, user name or path.
+
+    Attributes:
+        cores: logical processors that this process may run on.
+        physical_cores: of the machine.
+        cpu_quota: processors' worth of time that the control group grants; None where it is not limited.
+        governor: the kernel's policy for the clock frequency.
+        memory_bytes: of the machine.
+        load_1m: processes running or waiting, averaged over the last minute.
+        steal_share: share of processor time, 0 to 1, that the host gave to other guests: since the reading that was
+            handed in, else since the machine came up.
+        libc: name and version of the C library.
+        versions: library versions by distribution name.
+        huge_pages: whether the kernel grants transparent huge pages to memory that asks for them.
+        tunables: environment variables that steer allocators and thread libraries, where set.
+    """
 
     os: str
+    distribution: str = ""
     kernel: str
     machine: str
     cpu_model: str
     cores: int
+    physical_cores: int | None = None
     cpu_quota: float | None = None
     governor: str | None = None
     memory_bytes: int
@@ -245,7 +296,7 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     libc: str = ""
     versions: dict[str, str] = {}
-    gpus: list[str] = []
+    gpus: list[GpuRecord] = []
     huge_pages: bool = False
     tunables: dict[str, str] = {}
 
