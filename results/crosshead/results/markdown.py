@@ -1,0 +1,74 @@
+"""A run as Markdown (`summary.md`), for a pull request or a public report."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from crosshead.results._rows import (
+    Row,
+    all_notices,
+    artifact_titles,
+    baseline,
+    closing_sentence,
+    environment_line,
+    footnotes,
+    graph_line,
+    make_rows,
+    source_line,
+)
+from crosshead.results.privacy import scrub_record
+from crosshead.results.records import RunRecord
+
+
+def summary(record: RunRecord) -> str:
+    """Return a run as GitHub-flavoured Markdown, free text scrubbed: verdict first, then graphs, cells and notices."""
+    record = scrub_record(record)
+    parts = [f"# {_text(record.plan.source)}", _text(closing_sentence(record))]
+    parts.append("\n".join(f"- {_text(line)}" for line in (source_line(record), environment_line(record.environment))))
+    if record.artifacts:
+        titles = artifact_titles(record.artifacts)
+        graphs = [(titles[a.id], f"`{a.id}`", graph_line(a), _ops(a.ops)) for a in record.artifacts]
+        parts += ["## Graphs, in float64", _table(("artifact", "id", "verdict", "nodes"), graphs)]
+    rows = make_rows(record)
+    if rows:
+        names = {cell.backend for row in rows if (cell := baseline(record, row.case)) is not None}
+        against = f"ratio to {names.pop()}" if len(names) == 1 else "ratio to the case's baseline"
+        heads = ["case", "artifact", "backend", "verdict", "times expected", "rel_l2", "max_abs"]
+        heads += ["median of a call", "p90", "p99", against, "first call", "load"]
+        parts += ["## Cells", _table(heads, [_cells(row) for row in rows])]
+        reasons = [f"- {row.case}, {row.artifact}, {row.backend}: {reason}" for row in rows for reason in row.reasons]
+        if reasons:
+            parts += ["\n".join(_text(reason) for reason in reasons)]
+        notes = footnotes(record)
+        if notes:
+            parts.append(_text(" ".join(notes)))
+    notices = all_notices(record)
+    if notices:
+        lines = [f"- `{n.code}`: {_text(n.message)}" + (f" ({_text(n.where)})" if n.where else "") for n in notices]
+        parts += ["## Notices", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    identity = (row.case, row.artifact, row.backend, f"**{row.verdict}**" if row.verdict == "FAIL" else row.verdict)
+    errors = (row.expected, row.rel_l2, row.max_abs)
+    latency = (f"{row.median} {row.interval}".strip(), row.p90, row.p99, f"{row.ratio} {row.word}".strip())
+    return (*identity, *errors, *latency, row.first_call, row.load)
+
+
+def _ops(ops: dict[str, int]) -> str:
+    """Return the counts of the attention and matrix-product nodes, and of all."""
+    telling = {name: count for name, count in sorted(ops.items()) if re.search(r"Attention|MatMul|Gemm|Softmax", name)}
+    return ", ".join(
+        [*(f"{count} {name.removeprefix('::')}" for name, count in telling.items()), f"{sum(ops.values())} in all"]
+    )
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(_text(cell) for cell in line)} |" for line in lines)
+
+
+def _text(text: str) -> str:
+    """Return text that stands as it is: on one line, without HTML, columns or emphasis of its own."""
+    text = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
+    return re.sub(r"([\\|<>\[\]])", r"\\\1", text)
