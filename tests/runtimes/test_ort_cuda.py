@@ -15,7 +15,7 @@ import pytest
 from crosshead.export.artifact import Artifact
 from crosshead.runtimes import Available, PlacementError, Settings, Unavailable, get_runtime
 from crosshead.runtimes import ort_cuda as module
-from crosshead.runtimes._cuda_check import CudaFacts
+from crosshead.runtimes._cuda_facts import CudaFacts
 from crosshead.runtimes._ort_wheels import Wheels
 from crosshead.runtimes.ort_cuda import diagnose, wrong_wheel
 
@@ -315,6 +315,7 @@ def test_the_check_runs_here_and_answers_in_json() -> None:
         [sys.executable, "-m", "crosshead.runtimes._cuda_check"], capture_output=True, check=True, timeout=120
     )
     facts = msgspec.json.decode(done.stdout, type=CudaFacts)
+    assert b"RuntimeWarning" not in done.stderr
     assert facts.ran or facts.error or facts.driver_error or not facts.devices
 
 

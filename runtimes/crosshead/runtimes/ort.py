@@ -187,7 +187,10 @@ class OrtSession(Session):
         """
         listed = self._session.get_providers()
         if self._asked not in listed:
-            raise PlacementError(f"{self._asked} was asked for, but the session has only {', '.join(listed)}")
+            raise PlacementError(
+                f"{self._asked} was asked for, but the session has only {', '.join(listed)}; "
+                "`crosshead backends` says what is missing"
+            )
         if self._assigned is None:
             return
         found = placement.judge(self._assigned, self._asked, proof="assignment")

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import msgspec
 
-from crosshead.runtimes._cuda_check import CudaFacts
+from crosshead.runtimes._cuda_facts import CudaFacts
 from crosshead.runtimes._environment import child_environment, python_command
 from crosshead.runtimes._ort_wheels import GPU_WHEEL, Wheels, find_wheels
 from crosshead.runtimes._scrub import one_line
