@@ -36,7 +36,8 @@ def _write_linear(folder: Path, *, graph: GraphVerdict = NOT_ASKED) -> Artifact:
     body = helper.make_graph([node], "linear", [values[0]], [values[1]], [onnx.numpy_helper.from_array(WEIGHT, "W")])
     opsets = [helper.make_opsetid("", 17)]
     model = helper.make_model(body, opset_imports=opsets, ir_version=8).SerializeToString()
-    blobs, cases = {}, []
+    blobs: dict[str, bytes] = {}
+    cases: list[CaseRecord] = []
     for batch, seq in ((1, 3), (2, 5)):
         x = np.random.default_rng(batch).standard_normal((batch, seq, 4)).astype(np.float32)
         parts = [pack_arrays({"x": x}), pack_arrays({"y": x.astype(np.float64) @ WEIGHT.astype(np.float64)})]

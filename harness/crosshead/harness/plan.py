@@ -122,6 +122,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         from crosshead.export import DEFAULT_OPSETS, FORM_OPSETS, check_form
 
         forms = self.forms or DEFAULT_FORMS
+        for form in forms:
+            if form not in FORM_OPSETS:
+                check_form(form, 0)
         if not self.opsets:
             return [(form, DEFAULT_OPSETS[form]) for form in forms]
         pairs = [(form, opset) for form in forms for opset in self.opsets if opset in FORM_OPSETS[form]]

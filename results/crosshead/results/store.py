@@ -55,11 +55,11 @@ def new_run_id(now: datetime, source: str) -> str:
 class RunStore:
     """One run on disk, open for writing. Make it with `create`."""
 
-    def __init__(self, path: Path, record: RunRecord, *, made_out: bool = False) -> None:
+    def __init__(self, path: Path, record: RunRecord, *, made: Sequence[Path] = ()) -> None:
         self.path = path
         """The run's folder."""
         self._record = record
-        self._made_out = made_out
+        self._made = made
         self._samples: dict[tuple[int, int], list[float]] = {}
         self._samples_changed = False
 
@@ -72,7 +72,7 @@ class RunStore:
         Raises:
             StoreError: the folder cannot be made or written, in one line.
         """
-        made_out = not out.exists()
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
         try:
             out.mkdir(parents=True, exist_ok=True)
             path = _make_unique(out / run_id)
@@ -80,7 +80,7 @@ class RunStore:
             raise StoreError(
                 f"cannot make a results folder in {out}: {_why(error)}; give another folder with --out"
             ) from error
-        store = cls(path, record, made_out=made_out)
+        store = cls(path, record, made=made)
         try:
             store.update(record)
         except BaseException:
@@ -131,11 +131,11 @@ class RunStore:
         self._write(SUMMARY_FILE, text.encode("utf-8", "replace"))
 
     def discard(self) -> None:
-        """Remove the run's folder with all that is in it, and the one around it if `create` made that; never fails."""
+        """Remove the run's folder with all that is in it, and those around it that `create` made; never fails."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._made_out:
-            with contextlib.suppress(OSError):
-                self.path.parent.rmdir()  # only if nothing else is there
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()  # only if nothing else is there
 
     def _write(self, name: str, data: bytes) -> None:
         temporary = self.path / f".{name}.{os.getpid()}"
