@@ -182,6 +182,14 @@ def test_all_latencies_of_a_run_are_in_one_unit() -> None:
     assert "250000 µs" in text
 
 
+def test_the_limits_shown_are_those_that_were_used() -> None:
+    strict, loose = output(), output(rule="sensitivity")
+    both = "pass to 5, suspect to 50 (10 and 100 where PyTorch's own error cannot serve as the measure)."
+    assert both in words(shown(run(cells=[cell("torch-eager", outputs=[loose]), cell(outputs=[strict])])))
+    assert "pass to 10, suspect to 100." in words(shown(run(cells=[cell(outputs=[loose])])))
+    assert "suspect to" not in words(shown(run(cells=[cell(outputs=[output(rule="user")])])))
+
+
 def test_threads_show_where_they_differ() -> None:
     text = shown(run(cells=[cell(threads=1), cell(threads=2)]))
     assert "ort-cpu (1 threads)" in text

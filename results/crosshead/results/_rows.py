@@ -225,9 +225,13 @@ def all_notices(record: RunRecord) -> list[Notice]:
 
 def footnotes(record: RunRecord) -> list[str]:
     """Say how to read the table, where that is not plain."""
-    notes = ["× is the error in units of the rounding that the case must have: pass to 5, suspect to 50."]
-    if not any(output.rule == "yardstick" for cell in record.cells for output in cell.outputs):
-        notes.clear()
+    notes: list[str] = []
+    rules = {output.rule for cell in record.cells for output in cell.outputs}
+    if rules & {"yardstick", "sensitivity"}:
+        limits = "pass to 5, suspect to 50" if "yardstick" in rules else "pass to 10, suspect to 100"
+        if rules >= {"yardstick", "sensitivity"}:
+            limits += " (10 and 100 where PyTorch's own error cannot serve as the measure)"
+        notes.append(f"× is the error in units of the rounding that the case must have: {limits}.")
     names = {
         cell.backend for row in {cell.case for cell in record.cells} if (cell := baseline(record, row)) is not None
     }

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -206,7 +207,7 @@ def _widths(columns: Sequence[_Column], rows: Iterable[Row]) -> list[int]:
     for row in rows:
         for i, column in enumerate(columns):
             if row.measured or column.fields[0] in ("case", "artifact", "backend"):
-                widths[i] = max(widths[i], *(len(getattr(row, field)) for field in column.fields))
+                widths[i] = max(widths[i], *(cell_len(getattr(row, field)) for field in column.fields))
     return widths
 
 
