@@ -32,6 +32,7 @@ from crosshead.results import (
     ArtifactRecord,
     CellRecord,
     ComparisonRecord,
+    CpuTimes,
     GraphRecord,
     Notice,
     PlanRecord,
@@ -113,6 +114,7 @@ class _Run:
         self._settings = plan.resolved_settings()
         self._limits = Limits(plan.cell_timeout_s, plan.memory_limit_bytes)
         self._began = time.monotonic()
+        self._cpu_times = CpuTimes()
         self._artifacts: list[Artifact] = []
         self._notices: list[Notice] = []
 
@@ -156,13 +158,15 @@ class _Run:
             self._update(agreements=agreements(visits, current))
         if "bench" in self._parts:
             self._measure(visits, prepared)
-        self._update(finished=True, verdict=overall(self._record))
+        environment = read_environment(self._record.environment.versions, since=self._cpu_times)
+        self._update(finished=True, verdict=overall(self._record), environment=environment)
         self._store.write_summary(summary(self._record))
 
     def _update(self, **fields: object) -> None:
         wall_s = time.monotonic() - self._began
         self._record = msgspec.structs.replace(self._record, wall_s=wall_s, **fields)
         self._store.update(self._record)
+        self._record = self._store.record  # its id is that of the folder
 
     # --- numbers
 
