@@ -158,7 +158,8 @@ class _Run:
             self._update(agreements=agreements(visits, current))
         if "bench" in self._parts:
             self._measure(visits, prepared)
-        environment = read_environment(self._record.environment.versions, since=self._cpu_times)
+        steal_share = CpuTimes().steal_share(self._cpu_times)
+        environment = msgspec.structs.replace(self._record.environment, steal_share=steal_share)
         self._update(finished=True, verdict=overall(self._record), environment=environment)
         self._store.write_summary(summary(self._record))
 
