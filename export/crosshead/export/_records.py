@@ -1,0 +1,134 @@
+"""What is written of cases and ids, the same way for an exported module and for a bare .onnx."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from crosshead.export.artifact import (
+    Arrays,
+    CaseRecord,
+    Form,
+    Precision,
+    SourceError,
+    TensorSpec,
+    Yardstick,
+    pack_arrays,
+    sha256_bytes,
+)
+from crosshead.export.case import Case
+
+Sensitivities = Mapping[str, tuple[float, float]]
+"""By output name: over the whole output, and over its worst row."""
+
+UNIT_ROUNDOFFS: Final[Mapping[Precision, float]] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class CaseFiles:
+    """Cases as they go into an artifact: their records, and the blobs that these name."""
+
+    records: tuple[CaseRecord, ...]
+    blobs: dict[str, bytes]
+
+
+def record_cases(
+    cases: Sequence[Case],
+    expected: Mapping[str, Arrays],
+    sensitivities: Mapping[str, Sensitivities],
+    precision: Precision,
+) -> CaseFiles:
+    """Pack cases.
+
+    Args:
+        cases: in the order of the record.
+        expected: by case name, the float64 oracle's outputs.
+        sensitivities: by case name, of the floating outputs.
+        precision: of the graph; gives the unit roundoff.
+    """
+    records, blobs = [], {}
+    for case in cases:
+        digests = []
+        for arrays in (case.inputs, expected[case.name]):
+            data = pack_arrays(arrays)
+            digests.append(sha256_bytes(data))
+            blobs[f"{digests[-1]}.npz"] = data
+        yardsticks = {
+            name: Yardstick(sensitivity=whole, sensitivity_row=row, unit_roundoff=UNIT_ROUNDOFFS[precision])
+            for name, (whole, row) in sensitivities[case.name].items()
+        }
+        records.append(
+            CaseRecord(
+                name=case.name,
+                reason=case.reason,
+                seed=case.seed,
+                inputs_sha256=digests[0],
+                expected_sha256=digests[1],
+                yardsticks=yardsticks,
+            )
+        )
+    return CaseFiles(tuple(records), blobs)
+
+
+def artifact_id(source: str, form: Form, opset: int, precision: Precision) -> str:
+    """Return `<source>-<form>-opset<N>-<precision>`, fit for a folder's name."""
+    plain = re.sub(r"\.(py|onnx)(?=:|$)", "", source)
+    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", plain).strip("-.") or "source"
+    return f"{slug}-{form}-opset{opset}-{precision}"
+
+
+def precision_of(name: str, dtypes: Iterable[str]) -> Precision:
+    """Return the precision that decides over the rounding: the coarsest of the floating dtypes met.
+
+    Args:
+        name: of the source, for the message.
+        dtypes: NumPy dtype names, `bfloat16` included.
+
+    Raises:
+        SourceError: float64 alone, which is no precision to deploy in.
+    """
+    met = set(dtypes)
+    if "bfloat16" in met:
+        return "bf16"
+    if "float16" in met:
+        return "fp16"
+    if "float32" not in met and "float64" in met:
+        raise SourceError(f"{name} computes in float64; expected float32, float16 or bfloat16: call .float() on it")
+    return "fp32"
+
+
+def check_fit(specs: Sequence[TensorSpec], case: Case) -> None:
+    """Hold a case against a graph's inputs.
+
+    Raises:
+        SourceError: a name, dtype or shape that does not fit; expected and got are named.
+    """
+    where = f"case {case.name}"
+    known = ", ".join(spec.name for spec in specs)
+    for name in case.inputs:
+        if all(spec.name != name for spec in specs):
+            raise SourceError(f"{where}: there is no input {name!r}; inputs: {known}")
+    sizes: dict[str, tuple[int, str]] = {}
+    for spec in specs:
+        if spec.name not in case.inputs:
+            raise SourceError(f"{where}: input {spec.name!r} is missing; inputs: {known}")
+        array = case.inputs[spec.name]
+        if array.dtype.name != spec.dtype:
+            raise SourceError(f"{where}: input {spec.name!r} expects dtype {spec.dtype}, got {array.dtype.name}")
+        expected = f"({', '.join(map(str, spec.shape))})"
+        if array.ndim != len(spec.shape):
+            raise SourceError(f"{where}: input {spec.name!r} expects shape {expected}, got {array.shape}")
+        for axis, (want, got) in enumerate(zip(spec.shape, array.shape, strict=True)):
+            size, of = (want, spec.name) if isinstance(want, int) else sizes.setdefault(want, (got, spec.name))
+            if size != got:
+                told = f"fixed at {size}" if isinstance(want, int) else f"{want!r}, {size} in {of!r}"
+                raise SourceError(
+                    f"{where}: input {spec.name!r} expects shape {expected}, got {array.shape}; axis {axis} is {told}"
+                )
+
+
+def floating_dtype(dtype: np.dtype[np.generic]) -> bool:
+    """Whether a dtype holds real numbers, bfloat16 included."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"

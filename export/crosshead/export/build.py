@@ -1,0 +1,233 @@
+"""From a loaded source to artifacts on disk: capture once, lower to each form, check each, write each whole."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from crosshead.export._findings import missing_attention, source_findings
+from crosshead.export._graph_file import count_ops, tensor_specs, write_graph
+from crosshead.export._quiet import printing_to_stderr
+from crosshead.export._records import CaseFiles, artifact_id, check_fit, precision_of, record_cases
+from crosshead.export._scratch import scratch_folder
+from crosshead.export.artifact import (
+    Arrays,
+    Artifact,
+    ArtifactNotice,
+    Form,
+    FormError,
+    Manifest,
+    Precision,
+    SourceError,
+    TensorSpec,
+    sha256_bytes,
+    write_artifact,
+)
+from crosshead.export.capture import EXPORTER, Captured, capture
+from crosshead.export.case import Case
+from crosshead.export.float64 import check_graph, module_outputs_float64, module_sensitivity
+from crosshead.export.forms import check_form, lower
+from crosshead.export.source import LoadedSource
+
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What all artifacts of one source have in common."""
+
+    loaded: LoadedSource
+    captured: Captured
+    cases: Sequence[Case]
+    expected: dict[str, Arrays]
+    files: CaseFiles
+    weights: bytes
+    precision: Precision
+    notices: tuple[ArtifactNotice, ...]
+
+
+def export_source(
+    loaded: LoadedSource,
+    cases: Sequence[Case],
+    *,
+    forms: Sequence[tuple[Form, int]],
+    out: Path,
+    on_step: OnStep = lambda _: None,
+) -> list[Artifact]:
+    """Export a module and write one artifact for each form and opset.
+
+    The module is captured once; expected outputs and sensitivities are computed once. The `native` part of each
+    yardstick is left open: it is measured where a clean process can be had.
+
+    Args:
+        loaded: the source.
+        cases: at least one; they travel with every artifact.
+        forms: pairs of form and opset.
+        out: folder that takes one folder an artifact, `<out>/<artifact id>`.
+        on_step: told in a few words what is being done.
+
+    Returns:
+        The artifacts, in the order of `forms`.
+
+    Raises:
+        FormError: a form or opset that is not offered, or a graph that is not valid in it.
+        CaptureError: the exporter refused the module.
+        SourceError: a case does not fit, or the module fails on it.
+        ArtifactError: `out` cannot be written. In every case nothing of this call is left behind.
+    """
+    pairs = list(dict.fromkeys(forms))
+    for form, opset in pairs:
+        check_form(form, opset)
+    if not cases:
+        raise SourceError("no case was given; an artifact carries one at least")
+    artifacts: list[Artifact] = []
+    with scratch_folder(out) as scratch:
+        try:
+            shared = _prepare(loaded, cases, on_step)
+            for form, opset in pairs:
+                artifacts.append(_build(shared, form, opset, out, scratch, on_step))
+        except BaseException:
+            for artifact in artifacts:
+                shutil.rmtree(artifact.folder, ignore_errors=True)
+            raise
+    return artifacts
+
+
+def _prepare(loaded: LoadedSource, cases: Sequence[Case], on_step: OnStep) -> _Shared:
+    name = loaded.source.name
+    precision = _precision(loaded)
+    for case in cases:
+        check_fit(_declared_inputs(loaded), case)
+    on_step(f"exporting {name}")
+    captured = capture(loaded)
+    for case in cases:
+        check_fit(_captured_inputs(captured), case)  # axes that were declared apart may have to be equal
+    expected: dict[str, Arrays] = {}
+    sensitivities = {}
+    for case in cases:
+        on_step(f"computing {case.name} in float64")
+        try:
+            with printing_to_stderr():
+                expected[case.name] = module_outputs_float64(loaded.module, case.inputs, captured.output_names)
+                sensitivities[case.name] = module_sensitivity(
+                    loaded.module, case.inputs, expected[case.name], precision
+                )
+        except SourceError as error:
+            raise SourceError(f"{name}, case {case.name}: {error}") from error
+    return _Shared(
+        loaded,
+        captured,
+        cases,
+        expected,
+        record_cases(cases, expected, sensitivities, precision),
+        pack_weights(loaded.module),
+        precision,
+        (*loaded.notices, *captured.notices, *source_findings(loaded, captured.model, cases)),
+    )
+
+
+def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on_step: OnStep) -> Artifact:
+    source = shared.loaded.source
+    identity = artifact_id(source.name, form, opset, shared.precision)
+    on_step(f"lowering to {form}, opset {opset}")
+    try:
+        graph = write_graph(lower(shared.captured.model, form, opset), opset, scratch)
+    except FormError as error:
+        raise FormError(f"{source.name}, form {form}, opset {opset}: {error}") from error
+    outputs = tensor_specs(graph.proto.graph.output)
+    names = tuple(spec.name for spec in outputs)
+    if names != shared.captured.output_names:
+        raise FormError(f"form {form}: outputs came out as {names}, expected {shared.captured.output_names}")
+    on_step(f"checking {form}, opset {opset}, in float64")
+    verdict = check_graph(
+        graph.proto,
+        shared.loaded.module,
+        {case.name: case.inputs for case in shared.cases},
+        shared.expected,
+    )
+    weights_sha256 = sha256_bytes(shared.weights)
+    ops = count_ops(graph.proto)
+    manifest = Manifest(
+        id=identity,
+        source=source,
+        exporter=EXPORTER,
+        exporter_version=str(torch.__version__),  # a subclass of str, which msgspec does not take
+        opset=opset,
+        form=form,
+        precision=shared.precision,
+        inputs=tensor_specs(graph.proto.graph.input),
+        outputs=outputs,
+        model_sha256=graph.sha256,
+        external_sha256=graph.external_sha256,
+        weights_sha256=weights_sha256,
+        cases=shared.files.records,
+        ops=ops,
+        graph=verdict,
+        notices=(*shared.notices, *missing_attention(form, ops)),
+    )
+    return write_artifact(
+        out / identity,
+        manifest,
+        model=graph.model,
+        blobs={**shared.files.blobs, f"{weights_sha256}.safetensors": shared.weights},
+        external=graph.external,
+    )
+
+
+def _declared_inputs(loaded: LoadedSource) -> list[TensorSpec]:
+    """Return the inputs as the source declares them."""
+    return [
+        TensorSpec(
+            name=name,
+            dtype=array.dtype.name,
+            shape=tuple(loaded.dynamic.get(name, {}).get(axis, size) for axis, size in enumerate(array.shape)),
+        )
+        for name, array in loaded.inputs.items()
+    ]
+
+
+def _captured_inputs(captured: Captured) -> list[TensorSpec]:
+    """Return the inputs of the canonical graph, which every form keeps."""
+    return [
+        TensorSpec(
+            name=str(value.name),
+            dtype=value.dtype.numpy().name if value.dtype is not None else "float32",
+            shape=tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape or ()),
+        )
+        for value in captured.model.graph.inputs
+    ]
+
+
+def _precision(loaded: LoadedSource) -> Precision:
+    tensors = [*loaded.module.parameters(), *loaded.module.buffers()]
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    return precision_of(loaded.source.name, [*dtypes, *(array.dtype.name for array in loaded.inputs.values())])
+
+
+def pack_weights(module: nn.Module) -> bytes:
+    """Return a module's parameters and buffers as safetensors; equal modules give equal bytes.
+
+    Tied tensors are stored once, under the first of their names; buffers that are not persistent are stored as well,
+    since a factory may draw others the second time.
+
+    Raises:
+        SourceError: a dtype that safetensors cannot store.
+    """
+    held: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    named = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
+    for name, tensor in sorted(named.items()):
+        if not isinstance(tensor, torch.Tensor):
+            continue  # what a module keeps by get_extra_state; a factory makes it again
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and held.setdefault(place, name) != name:
+            continue
+        tensors[name] = tensor.detach().cpu().contiguous().clone()  # a clone shares no memory, as safetensors demands
+    try:
+        return save(tensors)
+    except KeyError as error:
+        raise SourceError(f"the module holds a tensor of dtype {error}, which safetensors cannot store") from error
