@@ -141,9 +141,16 @@ def test_a_provider_that_was_not_created_is_refused(linear: Artifact, simulate: 
 
 
 def test_a_provider_that_is_listed_while_the_cpu_has_the_nodes_is_refused(linear: Artifact, simulate: Any) -> None:
-    simulate([CUDA, CPU], [(PRODUCT, CPU), (BIAS, CPU)], [])
-    with pytest.raises(PlacementError, match="no node ran on CUDAExecutionProvider"):
+    simulate([CUDA, CPU], [(PRODUCT, CPU), (BIAS, CPU)], [(PRODUCT, CPU), (BIAS, CPU)])
+    with pytest.raises(
+        PlacementError, match=r"1 nodes with arithmetic are assigned to CPUEx.* of CUDAEx.*: MatMul product"
+    ):
         opened(linear)
+    with (
+        opened(linear, allow_fallback=True) as session,
+        pytest.raises(PlacementError, match="no node ran on CUDAExecutionProvider"),
+    ):
+        session.prove(linear.inputs("2x7"))
 
 
 def test_all_on_cuda_is_proven_by_both_witnesses(linear: Artifact, simulate: Any) -> None:

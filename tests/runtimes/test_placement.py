@@ -155,3 +155,22 @@ def test_a_profile_is_read() -> None:
             outputs=(Tensor("float", (2, 5)),),
         )
     ]
+
+
+def test_a_graph_as_a_gpu_provider_really_splits_it() -> None:
+    """Taken from a profile of ONNX Runtime 1.27 with its WebGPU provider on a block of width 512 at opset 23."""
+    on_gpu = [
+        node("Shape", [(1, 6, 512)], [(1,)]),
+        *[node("MatMul", [(1, 6, 512), (512, 512)], [(1, 6, 512)], name=f"product_{number}") for number in range(4)],
+        node("Add", [(1, 6, 512), (512,)], [(1, 6, 512)]),
+        node("MemcpyToHost", [(1, 8, 6, 64)], [(1, 8, 6, 64)]),
+        node("MemcpyFromHost", [(1, 8, 6, 64)], [(1, 8, 6, 64)]),
+    ]
+    on_cpu = [
+        node("Concat", [(1,), (1,), (1,), (1,)], [(4,)], type="int64", provider=CPU),
+        node("Attention", [(1, 8, 6, 64)] * 3, [(1, 8, 6, 64)], name="core", provider=CPU),
+    ]
+    placement = judge([*on_gpu, *on_cpu], GPU, "profile")
+    assert placement.fallen_back == ("Attention core",)
+    core, products = 4 * 8 * 6 * 6 * 64, 4 * 2 * 6 * 512 * 512
+    assert placement.providers[CPU].flops_share == pytest.approx((core + 4) / (core + 4 + products + 6 * 512))

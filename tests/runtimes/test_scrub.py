@@ -18,6 +18,7 @@ from crosshead.runtimes._scrub import LINE_CHARACTERS, TAIL_BYTES, TAIL_LINES, o
         ),
         ("\x1b[1;31m[E:onnxruntime] bad\x1b[m", "[E:onnxruntime] bad"),
         ("Load model from /tmp/a b/c.onnx", "Load model from /a b/c.onnx"),
+        ("Load model from /tmp/tmp12ab/d/c.onnx", "Load model from c.onnx"),
     ],
 )
 def test_paths_are_cut_to_base_names(text: str, clean: str, monkeypatch: pytest.MonkeyPatch) -> None:

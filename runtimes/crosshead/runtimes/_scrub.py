@@ -22,7 +22,7 @@ def scrub(text: str) -> str:
     text = _COLOUR.sub("", text)
     for folder in (str(Path.home()), tempfile.gettempdir()):  # these may hold blanks, which the pattern does not take
         if len(folder) > 1:
-            text = text.replace(folder, "")
+            text = re.sub(rf"{re.escape(folder)}(?=[\\/])", "", text)
     text = _PATH.sub("", text)
     for name, stand_in in _names():
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", stand_in, text)

@@ -198,8 +198,14 @@ class OrtSession(Session):
         if self._asked == CPU_PROVIDER and not elsewhere:
             shares = found.providers or {CPU_PROVIDER: ProviderShare(nodes=0, flops_share=1.0)}  # all folded away
             self._proven = Placement(providers=shares, proof=found.proof)
-        elif not self._settings.allow_fallback and any(node.op_type in placement.ARITHMETIC for node in elsewhere):
-            placement.enforce(found, self._asked, allow_fallback=False)
+            return
+        lost = [node for node in elsewhere if node.op_type in placement.ARITHMETIC]
+        if lost and not self._settings.allow_fallback:  # a record may leave out nodes, but what it lists is so
+            some = ", ".join(f"{node.op_type} {node.name}" for node in lost[:4]) + (", …" if len(lost) > 4 else "")
+            raise PlacementError(
+                f"{len(lost)} nodes with arithmetic are assigned to {lost[0].provider} instead of {self._asked}: "
+                f"{some} (allow_fallback accepts that)"
+            )
 
     def _prove(self, inputs: Mapping[str, Array]) -> None:
         if self._proven is not None:

@@ -158,5 +158,6 @@ def enforce(placement: Placement, asked: str, *, allow_fallback: bool) -> None:
         some = ", ".join(placement.fallen_back[:4]) + (", …" if len(placement.fallen_back) > 4 else "")
         raise PlacementError(
             f"{len(placement.fallen_back)} nodes besides shape arithmetic ({share:.1%} of the arithmetic) ran on "
-            f"{', '.join(others) or 'another provider'} instead of {asked}: {some}"
+            f"{', '.join(others) or 'another provider'} instead of {asked}: {some} "
+            "(allow_fallback accepts that)"
         )
