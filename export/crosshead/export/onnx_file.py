@@ -1,0 +1,296 @@
+"""A bare .onnx file as an artifact: the file as it is, cases for it, and its own float64 evaluation as the oracle.
+
+There is no module behind it, so the graph question is answered "not-asked". Free of torch: a machine that only runs
+models can do this too.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import onnx
+from onnx import helper
+
+from crosshead.export._graph_file import count_ops, nodes_of, opset_of, tensor_specs
+from crosshead.export._onnx_draw import draw_inputs, index_ranges, read_inputs, resolve_shapes
+from crosshead.export._onnx_load import external_files, load_onnx, read_model
+from crosshead.export._onnx_pair import compare_graphs
+from crosshead.export._records import artifact_id, check_fit, precision_of, record_cases
+from crosshead.export._scratch import scratch_folder
+from crosshead.export.artifact import (
+    Arrays,
+    Artifact,
+    ArtifactNotice,
+    FormError,
+    Manifest,
+    Precision,
+    Source,
+    SourceError,
+    TensorSpec,
+    sha256_file,
+    write_artifact,
+)
+from crosshead.export.case import Case, Shape, case_name, keeps_nothing
+from crosshead.export.float64 import evaluate_float64, graph_sensitivity
+
+OnStep = Callable[[str], None]
+
+EXPORTER_UNKNOWN: Final = "unknown"
+UNKNOWN_RANK: Final = "…"
+"""The one axis of an output whose rank the file does not tell."""
+
+_LARGE_BYTES = 1024  # smaller initializers may be shapes, which shape inference reads
+
+
+def onnx_signature(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return the inputs and the outputs of a model.
+
+    An axis without a name is called `<input>_<axis>`. Initializers that old files list as inputs are left out. An
+    output whose rank nothing tells has the shape `("…",)`.
+
+    Raises:
+        SourceError: the file cannot be read, or an input is no tensor or has no rank.
+    """
+    return _signature(path.name, read_model(path))
+
+
+def onnx_cases(
+    path: Path,
+    *,
+    shapes: Mapping[str, Sequence[Shape]] = {},
+    inputs: Path | None = None,
+    seed: int = 0,
+) -> list[Case]:
+    """Make the cases of a bare .onnx.
+
+    Args:
+        path: the model.
+        shapes: by input name, one shape for every case, or one shape for all of them; symbolic axes that two inputs
+            share need be given once.
+        inputs: an `.npz` with arrays by input name; inputs that it leaves out are drawn.
+        seed: of what is drawn.
+
+    Returns:
+        One case, named by its shapes, or `inputs` where an `.npz` was given, or `fixed` where nothing was; one a shape
+        where several were given.
+
+    Raises:
+        SourceError: the file cannot be read; an axis has no size; an array or a shape does not fit; a whole-number
+            input has no range.
+    """
+    model = load_onnx(path)
+    specs, _ = _signature(path.name, model)
+    arrays = read_inputs(specs, inputs) if inputs is not None else {}
+    ranges = index_ranges(_inferred(model))
+    count = max((len(each) for each in shapes.values()), default=1)
+    for name, each in shapes.items():
+        if len(each) not in (1, count):
+            raise SourceError(f"input {name!r} was given {len(each)} shapes, another one {count}; give it 1 or {count}")
+    cases: dict[str, Case] = {}
+    for index in range(count):
+        wanted = {name: tuple(each[index % len(each)]) for name, each in shapes.items()}
+        resolved = resolve_shapes(path.name, specs, arrays, wanted)
+        drawn = draw_inputs(path.name, [spec for spec in specs if spec.name not in arrays], resolved, ranges, seed)
+        name = case_name(wanted) if wanted else "inputs" if arrays else "fixed"
+        given = f"{', '.join(arrays)} as given" if arrays else ""
+        told = "; ".join(part for part in (given, f"{', '.join(drawn)} drawn" if drawn else "") if part)
+        case = Case(
+            name, told or "a graph without inputs", seed, {spec.name: {**arrays, **drawn}[spec.name] for spec in specs}
+        )
+        check_fit(specs, case)
+        cases[name] = case
+    return list(cases.values())
+
+
+def export_onnx_file(path: Path, cases: Sequence[Case], *, out: Path, on_step: OnStep = lambda _: None) -> Artifact:
+    """Write a bare .onnx as an artifact; its bytes, and those of its external data, stay as they are.
+
+    Args:
+        path: the model.
+        cases: at least one; see `onnx_cases`.
+        out: folder that takes the artifact's folder.
+        on_step: told in a few words what is being done.
+
+    Raises:
+        SourceError: the file cannot be read, or a case does not fit.
+        FormError: an operator cannot be evaluated in float64; its node is named.
+        ArtifactError: `out` cannot be written.
+    """
+    on_step(f"reading {path.name}")
+    model = load_onnx(path)
+    inputs, outputs = _signature(path.name, model)
+    if not cases:
+        raise SourceError("no case was given; an artifact carries one at least")
+    precision = _precision(path.name, model)
+    expected: dict[str, Arrays] = {}
+    sensitivities = {}
+    for case in cases:
+        check_fit(inputs, case)
+        on_step(f"computing {case.name} in float64")
+        expected[case.name] = evaluate_float64(model, case.inputs)
+        sensitivities[case.name] = graph_sensitivity(model, case.inputs, expected[case.name], precision)
+    files = record_cases(cases, expected, sensitivities, precision)
+    manifest = msgspec.structs.replace(
+        _manifest(path, model, cases[0].seed, inputs, outputs, expected),
+        cases=files.records,
+        notices=tuple(_findings(cases)),
+    )
+    return _write(path, manifest, files.blobs, out)
+
+
+def against_onnx_file(first: Artifact, path: Path, *, out: Path, on_step: OnStep = lambda _: None) -> Artifact:
+    """Write a second .onnx as an artifact with the cases and expectations of a first one, and compare the two graphs.
+
+    Args:
+        first: what `export_onnx_file` made of the file that serves as the reference.
+        path: the other model; its inputs and outputs must be called like the first one's.
+        out: folder that takes the artifact's folder.
+        on_step: told in a few words what is being done.
+
+    Returns:
+        The artifact; its graph verdict says whether it is the first one's function in float64.
+
+    Raises:
+        SourceError: the file cannot be read, its inputs or outputs are called otherwise, or a case does not fit it.
+        FormError: an operator cannot be evaluated in float64; its node is named.
+        ArtifactError: `out` cannot be written.
+    """
+    on_step(f"reading {path.name}")
+    model = load_onnx(path)
+    inputs, outputs = _signature(path.name, model)
+    name = first.manifest.source.name
+    _check_names(f"{path.name} has inputs", inputs, f"{name} has", first.manifest.inputs)
+    _check_names(f"{path.name} has outputs", outputs, f"{name} has", first.manifest.outputs)
+    arrays = {record.name: first.inputs(record.name) for record in first.manifest.cases}
+    expected = {record.name: first.expected(record.name) for record in first.manifest.cases}
+    for record in first.manifest.cases:
+        check_fit(inputs, Case(record.name, record.reason, record.seed, arrays[record.name]))
+    on_step(f"comparing {path.name} with {name} in float64")
+    verdict = compare_graphs(model, load_onnx(first.model_path), arrays, expected)
+    manifest = _manifest(path, model, first.manifest.source.seed, inputs, outputs, expected)
+    identity = manifest.id if manifest.id != first.id else f"{manifest.id}-against"
+    manifest = msgspec.structs.replace(
+        manifest, id=identity, graph=verdict, cases=first.manifest.cases, notices=first.manifest.notices
+    )
+    names = [record.name for record in first.manifest.cases]
+    files = [file for name in names for file in (first.inputs_path(name), first.expected_path(name))]
+    blobs = {file.name: file.read_bytes() for file in files}
+    return _write(path, manifest, blobs, out)
+
+
+def _check_names(mine: str, specs: Sequence[TensorSpec], theirs: str, wanted: Sequence[TensorSpec]) -> None:
+    names, others = [spec.name for spec in specs], [spec.name for spec in wanted]
+    if sorted(names) != sorted(others):
+        raise SourceError(
+            f"{mine} {', '.join(names)}; {theirs} {', '.join(others)}: files are compared by name, so rename one side's"
+        )
+
+
+def _manifest(
+    path: Path,
+    model: onnx.ModelProto,
+    seed: int,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    expected: Mapping[str, Arrays],
+) -> Manifest:
+    """Describe a file: everything but its cases."""
+    precision, opset = _precision(path.name, model), opset_of(model)
+    return Manifest(
+        id=artifact_id(path.name, "given", opset, precision),
+        source=Source(kind="onnx", name=path.name, seed=seed, file_sha256=sha256_file(path)),
+        exporter=model.producer_name or EXPORTER_UNKNOWN,
+        exporter_version=model.producer_version,
+        opset=opset,
+        form="given",
+        precision=precision,
+        inputs=inputs,
+        outputs=tuple(_ranked(spec, next(iter(expected.values()))) for spec in outputs),
+        model_sha256=sha256_file(path),
+        external_sha256={name: sha256_file(path.parent / name) for name in external_files(path, read_model(path))},
+        ops=count_ops(model),
+    )
+
+
+def _write(path: Path, manifest: Manifest, blobs: Mapping[str, bytes], out: Path) -> Artifact:
+    """Copy the file and its external data, and put the artifact together from the copies."""
+    with scratch_folder(out) as scratch:
+        copies = {}
+        for number, name in enumerate(manifest.external_sha256):
+            copies[name] = scratch / f"external{number}"
+            shutil.copyfile(path.parent / name, copies[name])
+        shutil.copyfile(path, scratch / path.name)
+        return write_artifact(out / manifest.id, manifest, model=scratch / path.name, blobs=blobs, external=copies)
+
+
+def _signature(file: str, model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    initializers = {each.name for each in model.graph.initializer}
+    try:
+        inputs = tensor_specs(each for each in model.graph.input if each.name not in initializers)
+        untold = [each for each in model.graph.output if not each.type.tensor_type.HasField("shape")]
+        known = {each.name: each for each in _inferred(model).graph.output} if untold else {}
+        outputs = []
+        for each in model.graph.output:
+            value = known.get(each.name, each)
+            if value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.HasField("shape"):
+                element = value.type.tensor_type.elem_type
+                dtype = helper.tensor_dtype_to_np_dtype(element).name if element else "float32"
+                outputs.append(TensorSpec(name=each.name, dtype=dtype, shape=(UNKNOWN_RANK,)))
+            else:
+                outputs += tensor_specs([value])
+    except FormError as error:
+        raise SourceError(f"{file}: {error}") from error
+    return inputs, tuple(outputs)
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the graph with the shapes that inference finds, if it finds any; the data of large weights is left out."""
+    bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph = onnx.GraphProto(name=model.graph.name, node=model.graph.node, value_info=model.graph.value_info)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() > _LARGE_BYTES:
+            tensor = onnx.TensorProto(
+                name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=onnx.TensorProto.EXTERNAL
+            )
+        graph.initializer.append(tensor)
+    bare.graph.CopyFrom(graph)
+    try:
+        return onnx.shape_inference.infer_shapes(bare)
+    except (onnx.shape_inference.InferenceError, ValueError):
+        return bare
+
+
+def _ranked(spec: TensorSpec, expected: Arrays) -> TensorSpec:
+    """Give an output of unknown rank the rank that its evaluation has."""
+    if spec.shape != (UNKNOWN_RANK,):
+        return spec
+    return msgspec.structs.replace(spec, shape=tuple(f"{spec.name}_{axis}" for axis in range(expected[spec.name].ndim)))
+
+
+def _precision(file: str, model: onnx.ModelProto) -> Precision:
+    """Return the coarsest floating type of weights and inputs."""
+    elements = {each.data_type for each in model.graph.initializer}
+    elements |= {each.type.tensor_type.elem_type for each in model.graph.input}
+    for node in nodes_of(model.graph):
+        elements |= {each.t.data_type for each in node.attribute if each.HasField("t")}
+    return precision_of(file, {_dtype_name(element) for element in elements if element})
+
+
+def _dtype_name(element: int) -> str:
+    return helper.tensor_dtype_to_np_dtype(element).name
+
+
+def _findings(cases: Sequence[Case]) -> list[ArtifactNotice]:
+    masks = {name: case.name for case in cases for name, array in case.inputs.items() if keeps_nothing(array, None)}
+    return [
+        ArtifactNotice(
+            code="fully-masked-row",
+            message=f"input {name!r} is -inf over a whole row ({case}); runtimes answer such rows differently",
+            where=name,
+        )
+        for name, case in masks.items()
+    ]
