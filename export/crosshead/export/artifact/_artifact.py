@@ -79,7 +79,8 @@ def unpack_arrays(path: Path) -> Arrays:
                     arrays[name] = array
             return arrays
     except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ArtifactError(f"cannot read {path.name}: {error}; expected an .npz of plain arrays") from error
+        said = (error.strerror if isinstance(error, OSError) else None) or error  # without the path that OSError tells
+        raise ArtifactError(f"cannot read {path.name}: {said}; expected an .npz of plain arrays") from error
 
 
 _BF16 = "@bfloat16"
