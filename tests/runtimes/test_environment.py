@@ -24,14 +24,16 @@ def test_tunables_are_merged_with_the_users_own(own: str, huge_pages: bool, merg
     assert environment.merge_tunables(own, huge_pages=huge_pages) == merged
 
 
-def test_a_child_gets_threads_tunables_and_the_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_gets_threads_tunables_and_the_way_to_crosshead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/of/the/user")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
     monkeypatch.setattr(environment, "has_huge_pages", lambda: True)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
     child = environment.child_environment(Settings(threads=3))
     assert {child[name] for name in environment.THREAD_VARIABLES} == {"3"}
     assert child["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1"
-    assert child["PYTHONPATH"].split(os.pathsep)[0] == str(Path.cwd())
+    own, *roots = child["PYTHONPATH"].split(os.pathsep)
+    assert own == "/of/the/user"
+    assert all((Path(root) / "crosshead").is_dir() for root in roots)
     assert "GLIBC_TUNABLES" in os.environ  # a copy was changed
     assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
 
@@ -59,3 +61,10 @@ def test_the_memory_limit_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyP
     assert environment.default_memory_limit_bytes() == 900
     files |= {"/sys/fs/cgroup/memory.max": "500\n", "/sys/fs/cgroup/memory.current": "100\n"}
     assert environment.default_memory_limit_bytes() == 360
+
+
+def test_the_import_path_is_added_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["", "/first"])
+    assert environment.import_path() == os.pathsep.join([str(Path.cwd()), "/first"])
+    environment.extend_import_path(os.pathsep.join(["/first", "/more", ""]))
+    assert sys.path == ["", "/first", "/more"]

@@ -206,6 +206,16 @@ def test_the_tail_of_the_error_output_is_told_without_paths(
     assert "secret" not in caught.value.stderr_tail
 
 
+def test_files_beside_the_user_do_not_stand_in_for_libraries(
+    linear: Artifact, start_worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("queue", "onnx", "export", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('nobody imports this')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert start_worker("fake", linear).opened().session_s > 0
+
+
 def test_two_workers_start_side_by_side(linear: Artifact, start_worker: Any) -> None:
     workers = [start_worker("fake", linear, fake(slow_start_s=0.5)) for _ in range(2)]
     assert {worker.opened().details["OMP_NUM_THREADS"] for worker in workers} == {"1"}

@@ -37,15 +37,37 @@ def python_command(module: str) -> list[str]:
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """Return a copy of the environment with thread counts, allocator settings and the import path of this process."""
+    """Return a copy of the environment with thread counts, allocator settings and the way to crosshead's own code."""
     environment = dict(os.environ)
     environment |= dict.fromkeys(THREAD_VARIABLES, str(settings.threads))
     tunables = merge_tunables(environment.get(_TUNABLES, ""), huge_pages=settings.huge_pages and has_huge_pages())
     environment.pop(_TUNABLES, None)
     if tunables:
         environment[_TUNABLES] = tunables
-    environment["PYTHONPATH"] = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path)
+    own = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*own, *import_roots()]))
     return environment
+
+
+def import_roots() -> list[str]:
+    """Return the folders that crosshead is imported from, unless the interpreter looks there by itself."""
+    import crosshead
+
+    roots = [str(Path(portion).resolve().parent) for portion in crosshead.__path__]
+    return [root for root in roots if Path(root).name not in {"site-packages", "dist-packages"}]
+
+
+def import_path() -> str:
+    """Return this process's import path, for a child to add at the *end* of its own (`extend_import_path`).
+
+    Not by `PYTHONPATH`, which comes before the standard library: a user's `queue.py` would end a child at once.
+    """
+    return os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path)
+
+
+def extend_import_path(path: str) -> None:
+    """Add what the parent finds its modules in and this process does not look into."""
+    sys.path.extend(entry for entry in path.split(os.pathsep) if entry and entry not in sys.path)
 
 
 def has_huge_pages() -> bool:

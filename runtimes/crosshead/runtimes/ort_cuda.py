@@ -42,6 +42,15 @@ class OrtCuda(OrtRuntime):
     capabilities: ClassVar[Capabilities] = Capabilities(
         executes="graph", device="cuda", precisions=("fp32", "fp16", "bf16"), opsets=OPSETS
     )
+    distributions: ClassVar[tuple[str, ...]] = (
+        *OrtRuntime.distributions,
+        "nvidia-cublas",
+        "nvidia-cublas-cu12",
+        "nvidia-cuda-runtime",
+        "nvidia-cuda-runtime-cu12",
+        "nvidia-cudnn-cu12",
+        "nvidia-cudnn-cu13",
+    )
 
     def probe(self) -> Available | Unavailable:
         """Look at the wheel, then ask the driver and compute one product in a process of its own."""

@@ -18,7 +18,7 @@ import psutil
 
 from crosshead.runtimes import messages
 from crosshead.runtimes._channel import LineReader
-from crosshead.runtimes._environment import child_environment, default_memory_limit_bytes, python_command
+from crosshead.runtimes._environment import child_environment, default_memory_limit_bytes, import_path, python_command
 from crosshead.runtimes._scrub import one_line, tail
 from crosshead.runtimes.base import Settings
 from crosshead.runtimes.errors import (
@@ -119,7 +119,7 @@ class Worker:
         errors = Path(path).open("rb")  # noqa: SIM115  # lives as long as the worker
         try:
             self._process = subprocess.Popen(
-                [*python_command("crosshead.runtimes.worker_main"), str(os.getpid())],
+                [*python_command("crosshead.runtimes.worker_main"), str(os.getpid()), import_path()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=handle,

@@ -1,4 +1,4 @@
-"""The worker's side: `python -m crosshead.runtimes.worker_main PARENT_PID`, started by `crosshead.runtimes.worker`.
+"""The worker's side: `python -m crosshead.runtimes.worker_main PARENT_PID IMPORT_PATH` (see `worker`).
 
 The very first things: tie this process's life to its parent's, keep the pipe to the parent to itself, and point
 standard output at the error output, so that a library that prints cannot spoil the conversation. Heavy libraries are
@@ -23,6 +23,7 @@ import psutil
 
 from crosshead.export.artifact import Artifact, pack_arrays, unpack_arrays, write_whole
 from crosshead.runtimes import messages, timing
+from crosshead.runtimes._environment import extend_import_path
 from crosshead.runtimes._scrub import one_line
 from crosshead.runtimes.base import Session, Step
 from crosshead.runtimes.errors import BackendError, InputError, PlacementError, UnsupportedError
@@ -217,6 +218,7 @@ def main() -> None:
     """Answer requests until `Close` or until the parent is gone, then end at once: no library can hang at exit."""
     die_with(int(sys.argv[1]))
     requests, replies = take_channel()
+    extend_import_path(sys.argv[2])
     faulthandler.enable(all_threads=False)
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # not everywhere allowed, and not needed
