@@ -299,6 +299,20 @@ def test_attention_in_a_subgraph_is_lowered(run_ort: Run, by_formula: Formula) -
             np.testing.assert_allclose(got, by_formula(*inputs.values(), is_causal=not choice)[0], atol=2e-6)
 
 
+def test_a_subgraph_may_give_back_what_lies_around_it(run_ort: Run) -> None:
+    """Present keys without a past are the keys themselves, here a value of the outer graph with a name of its own."""
+    text = f"""<ir_version: 11, opset_import: ["" : 23]>
+    g (bool c, float[B,{H},L,{D}] q) => (float[B,{H},S,{D}] z)
+    {{ k = Neg(q)  z = If(c) <
+        then_branch = yes () => (float[B,{H},S,{D}] a) {{ y, a, v = Attention(q, k, k) }},
+        else_branch = no () => (float[B,{H},S,{D}] b) {{ b = Abs(k) }}
+    > }}"""
+    model = lower(ir.from_proto(parser.parse_model(text)), "decomposed", 17)
+    q = Option().inputs(np.float32)["q"]
+    np.testing.assert_array_equal(run_ort(model, {"c": np.array(True), "q": q})["z"], -q)
+    np.testing.assert_array_equal(run_ort(model, {"c": np.array(False), "q": q})["z"], np.abs(q))
+
+
 def test_what_cannot_be_lowered_is_said_in_one_line() -> None:
     def model(q: str, k: str, v: str, call: str = "q, k, v") -> ir.Model:
         header, signature = '<ir_version: 11, opset_import: ["" : 23]>', f"({q} q, {k} k, {v} v) => (float[A,B,C,D] y)"

@@ -24,10 +24,11 @@ class Emitter:
         self._anchor: ir.Node | None = None
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._lengths: dict[tuple[ir.Value, int], ir.Value] = {}
-        self._names = {value.name for value in [*graph.inputs, *graph.initializers.values()]}
-        for node in ir.traversal.RecursiveGraphIterator(graph):
-            self._names.add(node.name)
-            self._names.update(value.name for value in node.outputs)
+        self._names: set[str | None] = set()
+        for scope in (graph, *graph.subgraphs()):
+            self._names.update(value.name for value in (*scope.inputs, *scope.initializers.values()))
+            for node in scope:
+                self._names.update((node.name, *(value.name for value in node.outputs)))
         self.emitted: list[ir.Node] = []
 
     def before(self, node: ir.Node) -> "Emitter":
@@ -107,10 +108,10 @@ class Emitter:
         """Let every use of `old` use `new`, which this emitter (or an edit in place) made or which already existed.
 
         A graph output keeps its name, type and shape: `new` takes them over, through an Identity where it has a name
-        that must stay (an input, an initializer or another output).
+        that must stay (an input, an initializer, another output, a value of the graph around a subgraph).
         """
         is_output = old.is_graph_output()
-        if is_output and (new.producer() is None or new.is_graph_output()):
+        if is_output and (new.producer() is None or new.is_graph_output() or new.graph is not old.graph):
             new = self.op("Identity", new)
         if is_output:
             new.name, old.name = old.name, None
