@@ -5,12 +5,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from safetensors.numpy import load
+from torch import nn
 
 import crosshead.export._graph_file as graph_file
 import crosshead.export.build as build
@@ -29,7 +32,7 @@ from crosshead.export import (
 )
 from crosshead.export._records import artifact_id, precision_of
 from crosshead.export.artifact import Form
-from crosshead.export.build import pack_weights
+from crosshead.export.build import write_weights
 
 TROUBLES = Path(__file__).parent / "sources" / "troubles.py"
 PAIRS: list[tuple[Form, int]] = [("standard", 23), ("decomposed", 18)]
@@ -126,8 +129,45 @@ def test_the_modules_own_state_travels_tied_weights_once(tied: list[Artifact]) -
         assert sorted(state) == ["first.bias", "first.weight", "second.bias", "table"]
         own = dict(loaded.module.state_dict())
         assert all(np.array_equal(state[name], own[name].numpy()) for name in state if name in own)
-    assert pack_weights(loaded.module) == pack_weights(load_source(f"{TROUBLES}:tied", seed=4).module)
-    assert pack_weights(loaded.module) != pack_weights(load_source(f"{TROUBLES}:tied", seed=5).module)
+
+
+class Packed(nn.Module):
+    """Weights that are parts of one tensor, one that is expanded, an empty one, and one that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.arange(6.0)
+        self.register_buffer("first", both[:3])
+        self.register_buffer("second", both[3:])
+        self.register_buffer("turned", both.reshape(2, 3).T)
+        self.register_buffer("wide", torch.ones(1).expand(4))
+        self.register_buffer("empty", torch.zeros(0, 3))
+        self.angles: torch.Tensor
+        self.register_buffer("angles", torch.polar(torch.ones(2), torch.ones(2)), persistent=False)
+
+    def get_extra_state(self) -> str:
+        return "a note"
+
+
+def test_weights_that_share_memory_are_stored_apart(tmp_path: Path) -> None:
+    write_weights(Packed(), tmp_path / "a")
+    state = load((tmp_path / "a").read_bytes())
+    assert {name: array.shape for name, array in state.items()} == {
+        "angles": (2,),
+        "empty": (0, 3),
+        "first": (3,),
+        "second": (3,),
+        "turned": (3, 2),
+        "wide": (4,),
+    }
+    assert state["second"].tolist() == [3.0, 4.0, 5.0]
+    assert state["turned"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    write_weights(Packed(), tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    packed = Packed()
+    packed.angles = packed.angles.to(torch.complex128)
+    with pytest.raises(SourceError, match=r"torch\.complex128, which safetensors cannot store"):
+        write_weights(packed, tmp_path / "c")
 
 
 def test_the_files_tell_nothing_of_the_machine(tied: list[Artifact]) -> None:
@@ -143,6 +183,7 @@ def test_the_files_tell_nothing_of_the_machine(tied: list[Artifact]) -> None:
 EXPORT = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from crosshead.export import cases_for, export_source, load_source
 loaded = load_source("mha-masked", options={"d_model": 16, "num_heads": 2}, seed=1)
 cases = cases_for(loaded, batches=(2,), lengths=(5,))
@@ -188,6 +229,18 @@ def test_large_weights_go_to_a_file_of_their_own(tmp_path: Path, monkeypatch: py
     data.write_bytes(bytes(data.stat().st_size))
     with pytest.raises(ArtifactError, match=r"model\.onnx\.data was changed after it was written"):
         artifact.verify()
+
+
+def test_a_graph_too_large_for_the_memory_is_written_and_not_called_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_file, "LARGEST_BYTES", 1000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10_000))
+    loaded = load_source("feed-forward", options={"d_model": 16, "d_ff": 32})
+    (artifact,) = export_source(loaded, cases_for(loaded, batches=(1,), lengths=(3,)), forms=PAIRS[:1], out=tmp_path)
+    artifact.verify()
+    assert artifact.manifest.graph.verdict == "weak"
+    assert "not evaluated in float64: that takes about 0 GB" in artifact.manifest.graph.detail
 
 
 def test_what_a_person_should_know_travels_with_the_artifact(tmp_path: Path) -> None:

@@ -192,6 +192,14 @@ class Artifact:
         return Artifact(self.folder, manifest)
 
 
+def _link(source: Path, target: Path) -> None:
+    """Let `target` be the same file as `source`; a copy where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 class _SchemaOnly(msgspec.Struct):
     schema: str
 
@@ -219,7 +227,7 @@ def write_artifact(
     manifest: Manifest,
     *,
     model: bytes | Path,
-    blobs: Mapping[str, bytes] = {},
+    blobs: Mapping[str, bytes | Path] = {},
     external: Mapping[str, Path] = {},
 ) -> Artifact:
     """Write an artifact folder whole or not at all (a temporary folder, then a rename).
@@ -228,7 +236,7 @@ def write_artifact(
         folder: where it shall stand; an artifact that stands there already is replaced.
         manifest: must carry the digests of what is written.
         model: the bytes of `model.onnx`, or a file to move there.
-        blobs: `<sha256>.<ending>` -> bytes.
+        blobs: `<sha256>.<ending>` -> bytes, or a file to link or copy; it stays where it is.
         external: name relative to the model -> file to move there.
 
     Raises:
@@ -250,8 +258,11 @@ def write_artifact(
         for name, path in external.items():
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(path, staging / name)
-        for name, data in blobs.items():
-            (staging / BLOBS / name).write_bytes(data)
+        for name, blob in blobs.items():
+            if isinstance(blob, bytes):
+                (staging / BLOBS / name).write_bytes(blob)
+            else:
+                _link(blob, staging / BLOBS / name)
         (staging / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
         staging.chmod(0o755)
         if folder.exists():
