@@ -42,8 +42,9 @@ def configs(draw: st.DrawFn, *, plain: bool = False) -> AttentionConfig:
     kv_heads = draw(st.integers(1, 3))
     group = 1 if plain else draw(st.integers(1, 3))
     heads = kv_heads * group
-    rotary = None if plain else draw(st.sampled_from([None, RotaryConfig(), RotaryConfig(base=50.0, dim=2)]))
-    head_dim = draw(st.sampled_from([2, 4, 6] if rotary else [1, 2, 3, 5, 8]))
+    rotary = None if plain else draw(st.sampled_from([None, RotaryConfig(), RotaryConfig(base=50.0, dim=4)]))
+    widths = [1, 2, 3, 5, 8] if rotary is None else [2, 4, 6] if rotary.dim is None else [4, 6]
+    head_dim = draw(st.sampled_from(widths))
     d_model = heads * head_dim if plain else draw(st.sampled_from([heads * head_dim, 5, 12]))
     common: dict[str, Any] = {
         "d_model": d_model,

@@ -118,6 +118,15 @@ def test_masks_are_drawn_to_mean_something() -> None:
     assert bias.dtype == np.float32
 
 
+def test_tokens_are_drawn_from_the_named_sample() -> None:
+    normal, large = (BLOCKS["mha"].inputs(1, 4, 9, sample=kind)["query"] for kind in ("normal", "large"))
+    np.testing.assert_allclose(large, 40 * normal, rtol=1e-6)
+    _, example, _, _ = BLOCKS["mha"].example(sample="zeros")
+    assert not example["query"].any()
+    with pytest.raises(ConfigError, match=r"^sample: expected one of normal, "):
+        BLOCKS["mha"].inputs(1, 4, 9, sample="gauss")
+
+
 def test_a_decoding_step_counts_the_past_in_its_length() -> None:
     block = BLOCKS["mha-decode"]
     shapes = {name: array.shape for name, array in block.inputs(2, 128, 0).items()}
@@ -159,13 +168,14 @@ def test_fields_of_a_preset_are_its_own() -> None:
         (
             "feed-forward",
             {"window": 4},
-            "feed-forward has no field 'window'; it has activation, bias, d_ff, d_model",
+            "feed-forward has no field 'window'; it has activation, bias, d_ff, d_model, sample",
         ),
         (
             "encoder-layer",
             {"kv_dim": 4},
             "encoder-layer has no field 'kv_dim'; it has activation, bias, d_ff, d_model, head_dim, implementation, "
-            "is_causal, norm_first, num_heads, num_kv_heads, qk_norm, rotary_base, rotary_dim, scale, softcap, window",
+            "is_causal, norm_first, num_heads, num_kv_heads, qk_norm, rotary_base, rotary_dim, sample, "
+            "scale, softcap, window",
         ),
         (
             "mha",

@@ -105,11 +105,12 @@ class Block:
     def fields(self) -> dict[str, object]:
         """Names that can be set, with their defaults.
 
-        Beside those of the configuration: `implementation`; `kv_seq` (cross-attention: length of the key source, None
-        for the query's), `new_tokens` (with a past: how many of the tokens are new) and `mask` (with attn_mask:
-        "boolean" or "additive"), which shape the inputs alone.
+        Beside those of the configuration: `implementation`; and, shaping the inputs alone, `sample` (the kind of
+        numbers, by its name in `SAMPLES`), `kv_seq` (cross-attention: length of the key source, None for the
+        query's), `new_tokens` (with a past: how many of the tokens are new) and `mask` (with attn_mask: "boolean" or
+        "additive").
         """
-        values: dict[str, object] = {}
+        values: dict[str, object] = {"sample": "normal"}
         if self.layer != "feed-forward":
             values |= attention_fields(AttentionConfig()) | {"implementation": "sdpa"}
         if self.layer != "attention":
@@ -160,7 +161,7 @@ class Block:
         return module.eval()
 
     def inputs(self, batch: int, seq: int, seed: int, **options: object) -> dict[str, Array]:
-        """Draw inputs: standard normal tokens, float32, and the masks and past that the block takes.
+        """Draw inputs: tokens, float32, and the masks and past that the block takes.
 
         Args:
             batch: batch size.
@@ -265,7 +266,7 @@ class Block:
             elif name == "key_padding_mask":
                 arrays[name] = _draw_padding(batch, length, (seed, stream))
             else:
-                arrays[name] = sample("normal", shapes[name], (seed, stream))
+                arrays[name] = sample(values["sample"], shapes[name], (seed, stream))
         return arrays
 
 

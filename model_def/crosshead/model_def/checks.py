@@ -1,7 +1,7 @@
 """Checks of what a forward call is given: one line, expected and got named.
 
-Ranks, dtypes and widths are fixed in a graph, so they are checked always. Lengths and batch sizes may be symbols while
-`torch.export` traces, where comparing them would bind them; they are checked in every other call.
+While `torch.export` traces, batch sizes and lengths are symbols. Only sizes that must be equal are compared, which
+tells the exporter no more than the arithmetic after it does, so that every axis stays dynamic.
 """
 
 import torch
@@ -57,8 +57,7 @@ def check_attention_inputs(
             "key_padding_mask: expected torch.bool of shape (batch, key length), True at padding, "
             f"got {key_padding_mask.dtype} of shape {_shape(key_padding_mask)}"
         )
-    if not torch.compiler.is_exporting():
-        _check_sizes(config, query, key, value, attn_mask, key_padding_mask, past_key, past_value)
+    _check_sizes(config, query, key, value, attn_mask, key_padding_mask, past_key, past_value)
 
 
 def _check_mask_kind(attn_mask: Tensor, query: Tensor) -> None:
@@ -104,7 +103,7 @@ def _check_sizes(
     if attn_mask is not None:
         # Only axes before the last may be broadcast: a mask of one key for all keys is more often a mistake.
         want = (batch, config.num_heads, query_length, key_length)[-attn_mask.dim() :]
-        fits = all(got in (size, 1) for got, size in zip(attn_mask.shape[:-1], want[:-1], strict=True))
+        fits = all(got in (1, size) for got, size in zip(attn_mask.shape[:-1], want[:-1], strict=True))
         if not fits or attn_mask.shape[-1] != key_length:
             axes = [f"{size} or 1" for size in want[:-1]]
             raise InputError(f"attn_mask: expected shape ({', '.join(axes)}, {key_length}), got {_shape(attn_mask)}")

@@ -70,7 +70,8 @@ class AttentionConfig:
         d_model: width of the query source and of the output.
         num_heads: query heads; must divide d_model unless head_dim is given.
         num_kv_heads: key/value heads; must divide num_heads. None is num_heads (multi-head), 1 is multi-query
-            (Shazeer 2019), between the two is grouped-query (Ainslie et al. 2023).
+            (Shazeer 2019, arXiv:1911.02150), between the two is grouped-query (Ainslie et al. 2023,
+            arXiv:2305.13245).
         head_dim: width of one head. None is d_model // num_heads.
         bias: whether the query, key, value and output projections add a bias.
         is_causal: query i sees only keys at its own position or before it.
@@ -79,10 +80,11 @@ class AttentionConfig:
         softcap: c; scores become c · tanh(scores / c) before any mask is applied (Gemma 2, arXiv:2408.00118).
         window: sliding window; query at position p sees keys at positions j with |p - j| < window, so with
             is_causal the last `window` tokens, its own included (Mistral, arXiv:2310.06825), and without it
-            window - 1 tokens on either side (Longformer, Beltagy et al. 2020).
+            window - 1 tokens on either side (Longformer, arXiv:2004.05150).
         rotary: rotary positions on queries and keys. None for none.
         qk_norm: norm over head_dim of every query and key head, with learned gains, before rotary positions
-            (Henry et al. 2020; Dehghani et al. 2023). "rms" or "layer". None for none.
+            (Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023, arXiv:2302.05442). "rms" or "layer". None for
+            none.
         kv_dim: width of the key and value source. None is d_model.
 
     Raises:
