@@ -1,0 +1,108 @@
+"""onnx.reference in float64: our definitions first, results dropped after their last use, errors that name a node."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from crosshead.export.artifact import FormError
+from crosshead.export.float64._ops import FLOAT64_OPS, deviation
+from crosshead.export.float64._split import subgraphs
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """Name a node for a message: `Softmax node 'attention/softmax'`."""
+    name = node.name or next(iter(node.output), "")
+    domain = f"{node.domain}::" if node.domain not in ("", "ai.onnx") else ""
+    return f"{domain}{node.op_type} node {name!r}"
+
+
+_REFERENCE_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
+
+
+class Evaluator(ReferenceEvaluator):
+    """The reference evaluator, which by itself keeps every intermediate result until the end.
+
+    A score matrix of 8 heads, batch 8 and 2048 tokens is 2 GB in float64; a decomposed graph has six of them.
+    """
+
+    @staticmethod
+    def of(model: onnx.ModelProto) -> "Evaluator":
+        """Build the evaluator of a widened model.
+
+        Raises:
+            FormError: an operator has no float64 definition; the message names its node.
+        """
+        own = {(definition.op_domain, definition.__name__) for definition in FLOAT64_OPS}
+        for node in _walk(model.graph):
+            refused = deviation(node)
+            if refused is not None:
+                raise FormError(f"{describe(node)} cannot be evaluated in float64: {refused.reason}")
+            if node.domain not in _REFERENCE_DOMAINS and (node.domain, node.op_type) not in own:
+                raise FormError(f"{describe(node)} cannot be evaluated in float64: no definition of it is known here")
+        try:
+            return Evaluator(model, new_ops=list(FLOAT64_OPS))
+        except Exception as error:  # the reference raises RuntimeError, NotImplementedError, AttributeError and more
+            raise FormError(f"the graph cannot be evaluated in float64: {_first_line(error)}") from error
+
+    def run(  # type: ignore[override]  # newer releases add options that are for checking annotations
+        self,
+        output_names: list[str] | None,
+        feed_inputs: Mapping[str, Any],
+        attributes: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> list[Any]:
+        """Evaluate the nodes in order; `onnx.reference` calls this for subgraphs and functions too."""
+        wanted = self.output_names if output_names is None else output_names
+        results: dict[str, Any] = {"": None, **self.rt_inits_, **feed_inputs}
+        for node, finished in zip(self.rt_nodes_, self._last_reads(wanted), strict=True):
+            options: dict[str, Any] = {}
+            if node.has_linked_attribute and attributes:
+                options["linked_attributes"] = attributes
+            if node.need_context():
+                options["context"] = results
+            try:
+                outputs = node.run(*(results[name] for name in node.input), **options)
+            except FormError:  # from a node of a subgraph, which is named already
+                raise
+            except MemoryError:
+                raise
+            except Exception as error:  # numpy and the reference raise what they like
+                problem = _first_line(error.__cause__ or error)
+                raise FormError(f"{describe(node.onnx_node)} cannot be evaluated in float64: {problem}") from error
+            results.update(zip(node.output, outputs, strict=False))
+            for name in finished:
+                results.pop(name, None)
+        return [results[name] for name in wanted]
+
+    def _last_reads(self, wanted: list[str]) -> list[list[str]]:
+        """Return, for each node, the values that nothing after it reads."""
+        if not hasattr(self, "_finished"):
+            seen = {"", *wanted}
+            self._finished: list[list[str]] = []
+            for node in reversed(self.rt_nodes_):
+                last = {name for name in (*_reads(node.onnx_node), *node.output) if name not in seen}
+                seen |= last
+                self._finished.append(sorted(last))
+            self._finished.reverse()
+        return self._finished
+
+
+def _walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from _walk(inner)
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    yield from node.input
+    for graph in subgraphs(node):
+        yield from (value.name for value in graph.output)
+        for inner in graph.node:
+            yield from _reads(inner)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
