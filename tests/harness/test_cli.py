@@ -177,6 +177,21 @@ def test_inputs_of_a_bare_onnx(linear: Path, here: Path, capsys: pytest.CaptureF
     assert "5" in capsys.readouterr().err
 
 
+def test_a_fault_of_ours_is_no_verdict(
+    linear: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from crosshead.harness import pipeline
+
+    def broken(*arguments: object) -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(pipeline, "make_cells", broken)
+    assert _main(["compare", str(linear), "--quiet"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("crosshead: internal error: KeyError")
+
+
 @pytest.mark.parametrize("verb", ["run", "export", "compare", "bench", "backends"])
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _main([verb, "-h"]) == 0

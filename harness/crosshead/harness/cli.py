@@ -1,6 +1,7 @@
 """The command line. Heavy imports wait until a verb does its work: `crosshead --help` must answer at once."""
 
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -190,12 +191,13 @@ def _main(arguments: list[str] | None) -> int:
         return _refuse("interrupted", status=130)
     except BrokenPipeError:
         return _refuse("the reader of the output went away")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # the last line of defence: status 1 would say that a verdict failed
         from crosshead.harness.errors import USER_ERRORS
 
-        if not isinstance(error, USER_ERRORS):
-            raise
-        return _refuse(str(error))
+        if isinstance(error, USER_ERRORS):
+            return _refuse(str(error))
+        traceback.print_exc()
+        return _refuse(f"internal error: {type(error).__name__}: {error}; please report it with the lines above")
     return status if isinstance(status, int) else 0
 
 
