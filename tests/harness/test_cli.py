@@ -182,7 +182,7 @@ def test_a_fault_of_ours_is_no_verdict(
 ) -> None:
     from crosshead.harness import pipeline
 
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **named: object) -> None:
         raise KeyError("oops")
 
     monkeypatch.setattr(pipeline, "make_cells", broken)
