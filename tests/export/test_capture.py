@@ -113,6 +113,14 @@ def test_a_failure_shows_its_innermost_cause_and_what_to_try() -> None:
     assert said.endswith("write that step with other operators")
 
 
+def test_a_module_that_fails_by_itself_is_told_apart_with_its_own_sizes() -> None:
+    said = refusal("wrong_mask_shape")
+    assert said == (
+        "troubles.py:wrong_mask_shape: the module fails on its own inputs: InputError: "
+        "attn_mask: expected shape (5 or 1, 5), got (5, 6)"
+    )
+
+
 def test_the_innermost_cause_of_a_chain() -> None:
     def chain() -> BaseException:
         try:

@@ -75,4 +75,4 @@ def _advice(cause: BaseException, text: str) -> str:
         return "this operator has no ONNX counterpart: write that step with other operators"
     if "not a known type" in text:
         return "return a tensor, a tuple or a dict of tensors"
-    return "check that module(**inputs) runs by itself; if it does, try without dynamic axes, or other example sizes"
+    return "the module runs by itself; try fewer dynamic axes, or other example sizes"

@@ -66,6 +66,7 @@ def capture(loaded: LoadedSource) -> Captured:
         try:
             program = _export(loaded, loaded.inputs)
         except Exception as error:
+            _check_alone(loaded)
             raise capture_error(name, error, loaded.module, loaded.dynamic) from error
     model: ir.Model = program.model
     name_inputs(name, model, list(loaded.inputs))
@@ -93,6 +94,23 @@ def _export(loaded: LoadedSource, inputs: Arrays) -> Any:
     if program is None:  # the older exporter's way; this one always returns its program
         raise CaptureError("the exporter returned nothing")
     return program
+
+
+def _check_alone(loaded: LoadedSource) -> None:
+    """Call a module that the exporter refused by itself: its own complaint tells real sizes, the exporter's symbols.
+
+    Raises:
+        CaptureError: the module fails without any exporter.
+    """
+    tensors = {name: to_tensor(array) for name, array in loaded.inputs.items()}
+    try:
+        with silence(), torch.no_grad():
+            loaded.module(**tensors)
+    except Exception as error:
+        said = " ".join(str(error).split()) or "(no message)"
+        raise CaptureError(
+            f"{loaded.source.name}: the module fails on its own inputs: {type(error).__name__}: {said}"
+        ) from error
 
 
 def _check_axes(loaded: LoadedSource, model: ir.Model) -> list[ArtifactNotice]:

@@ -181,6 +181,14 @@ def related_axes() -> Factory:
     return Total(), inputs, {"past": {1: "past"}, "new": {1: "new"}, "bias": {1: "total"}}
 
 
+def wrong_mask_shape() -> Factory:
+    from crosshead.model_def import AttentionConfig, MultiHeadAttention
+
+    module = MultiHeadAttention(AttentionConfig(d_model=8, num_heads=2))
+    inputs = {"query": torch.randn(2, 5, 8), "attn_mask": torch.ones(5, 6, dtype=torch.bool)}
+    return module, inputs, {"query": {0: "batch", 1: "seq"}, "attn_mask": {0: "seq"}}
+
+
 class Broadcasts(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
