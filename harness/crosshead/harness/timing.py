@@ -283,11 +283,23 @@ class Timing:
                 "the times are void: measure again on a quieter machine"
             )
             found.append(Notice(code="noisy-machine", message=message, where="latency"))
+        by_code: dict[str, list[Notice]] = {}
         for timing in self.timings:
             where = f"{timing.cell.label} {timing.cell.case}"
             on_gpu = timing.cell.runtime.capabilities.device == "cuda"
-            found += sample_notices([replica.samples_s for replica in timing.timed()], where=where, on_gpu=on_gpu)
-        return found
+            samples_s = [replica.samples_s for replica in timing.timed()]
+            for notice in sample_notices(samples_s, where=where, on_gpu=on_gpu):
+                by_code.setdefault(notice.code, []).append(notice)
+        return found + [_together(notices) for notices in by_code.values()]
+
+
+def _together(notices: Sequence[Notice]) -> Notice:
+    """Say once what holds for several cells, with the figures of the first."""
+    first = notices[0]
+    if len(notices) == 1:
+        return first
+    where = ", ".join(notice.where for notice in notices)
+    return Notice(code=first.code, message=f"in {len(notices)} cells; of the first: {first.message}", where=where)
 
 
 def _median_or_none(values: Sequence[float | None]) -> float | None:
