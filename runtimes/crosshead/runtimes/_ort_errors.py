@@ -9,7 +9,7 @@ _NO_KERNEL = re.compile(r"implementation for (?P<op>[\w.:]+)\((?P<version>\d+)\)
 _NO_OPERATOR = re.compile(r"No Op registered for (?P<op>\w+) with domain_version of (?P<version>\d+)")
 _NO_FUNCTION = re.compile(r"Fatal error: (?P<op>[\w.:]+)\(-?\d+\) is not a registered function/op")
 _NEW_IR = re.compile(r"Unsupported model IR version: (?P<version>\d+), max supported IR version: (?P<most>\d+)")
-_NEW_OPSET = re.compile(r"[Oo]pset (?P<version>\d+) is under development|opset (?P<other>\d+) .*only .*guarantees")
+_NEW_OPSET = re.compile(r"Opset (?P<version>\d+) is under development")
 _SOURCE = re.compile(r"/onnxruntime_src/\S+ (?:.*\) )?")
 _CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
@@ -51,7 +51,7 @@ def translate(error: Exception, artifact: Artifact, library: str, device: str) -
             f"{library} reads ONNX IR versions up to {found['most']}; this file has {found['version']}"
         )
     if found := _NEW_OPSET.search(text):
-        return UnsupportedError(f"{library} is older than opset {found['version'] or found['other']} of this file")
+        return UnsupportedError(f"{library} is older than opset {found['version']} of this file")
     for sign, meaning in _REFUSALS:
         if sign in text:
             return UnsupportedError(f"{library} on {device}: {meaning or _plain(text)}")

@@ -32,6 +32,13 @@ DEVIATIONS = (
         seen_in="onnx 1.23.2",
         report="onnxruntime#12149",
     ),
+    Deviation(
+        op="ai.onnx::Attention",
+        when="qk_matmul_output_mode 0 together with softcap",
+        effect="the fourth output holds capped scores; the standard (and ONNX Runtime) gives them as multiplied",
+        seen_in="onnx 1.23.2",
+        report="onnxruntime#26813",
+    ),
 )
 
 

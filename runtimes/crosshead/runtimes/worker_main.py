@@ -44,12 +44,12 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before the line above
             os._exit(1)
-    elif sys.platform != "win32":
+    else:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
 
 def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
+    while os.getppid() == parent and psutil.pid_exists(parent):  # Windows goes on naming a parent that is gone
         time.sleep(_PARENT_POLL_S)
     os._exit(1)
 
