@@ -108,6 +108,35 @@ def test_outputs_whose_shape_hangs_on_the_data(make_artifact: Any, typed_value: 
         step()
 
 
+@pytest.mark.parametrize("length", [0, 3])
+def test_empty_tensors_booleans_and_scalars_are_bound(make_artifact: Any, typed_value: Typed, length: int) -> None:
+    graph = helper.make_graph(
+        [
+            helper.make_node("Concat", ["past", "x"], ["all"], axis=1),
+            helper.make_node("Where", ["keep", "all", "fill"], ["y"]),
+        ],
+        "past",
+        [
+            typed_value("past", "float32", (2, "past")),
+            typed_value("x", "float32", (2, 1)),
+            typed_value("keep", "bool", ()),
+            typed_value("fill", "float32", ()),
+        ],
+        [typed_value("y", "float32", (2, "total"))],
+    )
+    inputs: dict[str, Any] = {
+        "past": np.ones((2, length), np.float32),
+        "x": np.ones((1, 2), np.float32).T,  # not contiguous as C has it
+        "keep": np.array(False),
+        "fill": np.array(7.0, np.float32),
+    }
+    with opened(make_artifact(graph)) as session:
+        assert session.run(inputs)["y"].tolist() == [[7.0] * (length + 1)] * 2
+        step = session.bind(inputs)
+        step()
+        step()
+
+
 def test_a_missing_kernel_names_operator_and_dtype(make_artifact: Any, typed_value: Typed) -> None:
     graph = helper.make_graph(
         [helper.make_node("Mul", ["x", "x"], ["y"], name="square")],

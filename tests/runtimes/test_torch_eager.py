@@ -269,6 +269,17 @@ def test_modules_with_positional_arguments_only(from_source: Any, source_folder:
         np.testing.assert_array_equal(session.run(inputs)["y"], inputs["x"] + 1)
 
 
+def test_empty_scalar_and_read_only_arrays_go_in() -> None:
+    from crosshead.runtimes.torch_eager import _to_tensor
+
+    frozen = np.ones((2, 3), np.float32)
+    frozen.flags.writeable = False
+    assert _to_tensor(frozen).shape == (2, 3)
+    assert _to_tensor(np.array(True)).shape == ()
+    assert _to_tensor(np.zeros((2, 0, 4), np.float32)).shape == (2, 0, 4)
+    assert _to_tensor(np.arange(6).reshape(2, 3).T).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
 def test_bfloat16_goes_in_and_out() -> None:
     import ml_dtypes
 
