@@ -20,6 +20,7 @@ from crosshead.export.artifact import FormError
 from crosshead.export.error import relative_l2
 from crosshead.export.float64 import _ops as ops
 from crosshead.export.float64 import evaluate_float64, module_outputs_float64, widen
+from crosshead.export.float64._graph import Float64Graph
 
 Arrays = dict[str, NDArray[Any]]
 Build = Callable[..., onnx.ModelProto]
@@ -207,3 +208,17 @@ def test_importing_it_pulls_in_no_torch() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def test_constants_are_widened_once_a_run_and_only_when_read(decomposed: onnx.ModelProto, case: Arrays) -> None:
+    class Counted(dict[str, NDArray[Any]]):
+        def __getitem__(self, name: str) -> NDArray[Any]:
+            looked_up.append(name)
+            return super().__getitem__(name)
+
+    looked_up: list[str] = []
+    graph = Float64Graph.of(decomposed)
+    replaced = Counted({name: np.asarray(array) for name, array in graph.constants.items()})
+    want = graph.run(case)["output"]
+    assert np.array_equal(graph.run(case, replaced)["output"], want)
+    assert sorted(looked_up) == sorted(graph.native)

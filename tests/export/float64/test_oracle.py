@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import threading
+import warnings
 from collections import OrderedDict
 from typing import Any
 
@@ -302,3 +303,38 @@ def test_folded_run_keeps_tables_in_the_modules_precision_and_data_in_double() -
     weights = nn.Linear(8, 4)
     oracle_ = Float64Module(weights)
     assert relative_l2(oracle_.run_folded({"x": X}, ["y"])["y"], oracle_.run({"x": X}, ["y"])["y"]) < 1e-15
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.inner(x)
+        return output
+
+
+def test_torchscript_is_refused_in_one_line() -> None:
+    with warnings.catch_warnings():  # torch calls it deprecated
+        warnings.simplefilter("ignore")
+        jit: Any = torch.jit
+        traced = jit.trace(Inner(), torch.from_numpy(X))
+    with pytest.raises(SourceError, match="holds TorchScript"):
+        module_outputs_float64(nn.Sequential(traced), {"input": X}, ["y"])
+
+
+def test_weight_norm_checkpoints_and_autocast_compute_in_double() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.utils.parametrizations.weight_norm(nn.Linear(8, 4))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+    module = Wrapped()
+    slow = copy.deepcopy(module.inner).double()
+    want = slow(torch.from_numpy(X).double()).detach().numpy()
+    assert relative_l2(module_outputs_float64(module, {"x": X}, ["y"])["y"], want) < 1e-15

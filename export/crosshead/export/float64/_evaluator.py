@@ -51,13 +51,24 @@ class Evaluator(ReferenceEvaluator):
         output_names: list[str] | None,
         feed_inputs: Mapping[str, Any],
         attributes: Mapping[str, Any] | None = None,
+        constants: Mapping[str, Any] = {},
         **_: Any,
     ) -> list[Any]:
-        """Evaluate the nodes in order; `onnx.reference` calls this for subgraphs and functions too."""
+        """Evaluate the nodes in order; `onnx.reference` calls this for subgraphs and functions too.
+
+        Args:
+            output_names: None for all.
+            feed_inputs: by name; for a subgraph, all values around it.
+            attributes: of the call, inside a function.
+            constants: what is neither fed nor computed, looked up when the first node reads it.
+        """
         wanted = self.output_names if output_names is None else output_names
         results: dict[str, Any] = {"": None, **self.rt_inits_, **feed_inputs}
         for node, finished in zip(self.rt_nodes_, self._last_reads(wanted), strict=True):
             options: dict[str, Any] = {}
+            for name in _reads(node.onnx_node):
+                if name in constants and name not in results:
+                    results[name] = constants[name]
             if node.has_linked_attribute and attributes:
                 options["linked_attributes"] = attributes
             if node.need_context():

@@ -1,7 +1,7 @@
 """A graph in float64 that is evaluated many times with a few arrays replaced."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -32,9 +32,34 @@ _DTYPE_DEFAULTS = {
 }
 
 
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype is a float type that widens to float64, or that itself."""
+    return dtype == np.float64 or dtype.name in _NARROW_NAMES
+
+
 def widen_array(array: NDArray[Any]) -> NDArray[Any]:
     """Return float32, float16 and bfloat16 as float64 (exactly), anything else as it is."""
     return array.astype(np.float64) if array.dtype.name in _NARROW_NAMES else array
+
+
+class _Widened(Mapping[str, NDArray[Any]]):
+    """Arrays that are widened when they are looked at, some of them replaced."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], replaced: Mapping[str, NDArray[Any]] = {}) -> None:
+        self._arrays = arrays
+        self._replaced = replaced
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._replaced[name] if name in self._replaced else widen_array(self._arrays[name])
+
+    def __contains__(self, name: object) -> bool:  # the one that Mapping gives looks the array up
+        return name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
 
 
 @dataclass(frozen=True)
@@ -43,13 +68,11 @@ class Float64Graph:
 
     Attributes:
         model: the nodes, in double; without constants.
-        constants: what the nodes read, widened.
-        native: the same in the dtype of the file.
-        initializers: names of `constants` that were initializers of the file's main graph.
+        native: what the nodes read, in the dtype of the file.
+        initializers: names of `native` that were initializers of the file's main graph.
     """
 
     model: onnx.ModelProto
-    constants: Mapping[str, NDArray[Any]]
     native: Mapping[str, NDArray[Any]]
     initializers: frozenset[str]
 
@@ -67,8 +90,12 @@ class Float64Graph:
         for function in parts.model.functions:
             for node in function.node:
                 _widen_node(node, opset_of(parts.model))
-        wide = {name: widen_array(array) for name, array in parts.constants.items()}
-        return Float64Graph(parts.model, wide, parts.constants, parts.initializers)
+        return Float64Graph(parts.model, parts.constants, parts.initializers)
+
+    @property
+    def constants(self) -> Mapping[str, NDArray[Any]]:
+        """What the nodes read, widened at each look: a large model's weights are in memory once and not three times."""
+        return _Widened(self.native)
 
     def to_model(self) -> onnx.ModelProto:
         """Return one self-contained model, the constants as initializers."""
@@ -84,7 +111,8 @@ class Float64Graph:
 
         Args:
             inputs: by graph input name, float inputs in any precision; names the graph does not have are left aside.
-            replaced: constants to use instead of those of the graph, by name, in float64.
+            replaced: constants to use instead of those of the graph, by name, in float64; each is looked up when its
+                first reader comes.
 
         Returns:
             The graph's outputs by name, float outputs in float64.
@@ -99,8 +127,9 @@ class Float64Graph:
             given = ", ".join(inputs) or "none"
             raise FormError(f"the graph's input {missing[0]!r} has no array; given: {given}")
         feed = {name: widen_array(np.asarray(inputs[name])) for name in names}
+
         with np.errstate(all="ignore"):  # overflow, 0 / 0 and the like are the graph's own results
-            outputs = evaluator.run(None, {**self.constants, **replaced, **feed})
+            outputs = evaluator.run(None, feed, constants=_Widened(self.native, replaced))
         return dict(zip(self.output_names, outputs, strict=True))
 
     def prepare(self) -> None:

@@ -65,7 +65,7 @@ def check_graph(
     weights = check_parameters(
         oracle, graph.native, cases[first] if first is not None else None, expected[first] if first is not None else {}
     )
-    literals = Literals.of(graph, exact_forms(to_numpy(tensor) for _, tensor, _ in oracle.state))
+    literals = Literals.of(graph, exact_forms(to_numpy(tensor) for _, tensor in oracle.tensors))
     random = next((node for node in graph.model.graph.node if _is_random(node, graph)), None)
     found = _Findings() if random is not None else _compare(graph, literals, oracle, taken, cases, expected)
     notes = found.notes[:1]

@@ -18,7 +18,7 @@ from onnx import AttributeProto
 
 from crosshead.export.error import relative_l2
 from crosshead.export.float64._bits import BitIndex
-from crosshead.export.float64._graph import Float64Graph, scale_constants
+from crosshead.export.float64._graph import Float64Graph, scale_constants, widen_array
 from crosshead.export.float64._split import subgraphs
 from crosshead.export.float64.sensitivity import random_signs
 
@@ -59,11 +59,10 @@ class Literals:
             bits = _SIGNIFICAND.get(array.dtype.name)
             if bits is None or name in fixed:
                 continue
-            rounded = _is_rounded(array, bits)
+            missing = weights.missing(array)  # first, for a large weight is found without a look at its elements
+            rounded = missing & _is_rounded(array, bits) if missing.any() else missing
             if rounded.any():
-                rounded &= weights.missing(array)
-            if rounded.any():
-                moves[name] = np.where(rounded, graph.constants[name] * 2.0**-bits, 0.0)
+                moves[name] = np.where(rounded, widen_array(array) * 2.0**-bits, 0.0)
         return Literals(graph, moves, any(True for _ in _float_attributes(graph.model.graph)))
 
     def sensitivity(self, inputs: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> dict[str, float]:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,30 +40,48 @@ def module_outputs_float64(
 
 
 class Float64Module:
-    """A copy of a module in double, for many evaluations; the copy is never run itself, only copies of it.
+    """A copy of a module in double, made when it is first needed and good for many evaluations.
+
+    `state` lists (name, tensor of the module, its double) for each float parameter, buffer and tensor kept as a plain
+    attribute; names of the last kind are empty, complex tensors are seen as (…, 2). Writing into a double changes what
+    the next evaluation computes, until `restore`.
 
     Attributes:
-        state: (name, tensor of the module, its double) for each float parameter, buffer and tensor kept as a plain
-            attribute; names of the last kind are empty, complex tensors are seen as (…, 2). Writing into a double
-            changes what the next evaluation computes, until `restore`.
-        parameter_names: those of them that are parameters.
+        parameter_names: the names in `state` that are parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._original = module
-        self._template, pairs = _copy(module, _double)
-        names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        self._names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
         self.parameter_names = frozenset(name for name, _ in module.named_parameters())
-        self.state = [
-            (names.get(id(tensor), ""), _real(tensor), _real(wide))
+
+    @cached_property
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """(name, tensor) of the module's float state, in its own precision and without a copy."""
+        _, pairs = _copy(self._original, lambda tensor: tensor)
+        return [(self._names.get(id(tensor), ""), _real(tensor)) for tensor, _ in pairs if _is_real_or_complex(tensor)]
+
+    @property
+    def state(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+        """(name, tensor, its double) of the same; see the class."""
+        return self._doubles[1]
+
+    @cached_property
+    def _doubles(self) -> tuple[nn.Module, list[tuple[str, torch.Tensor, torch.Tensor]]]:
+        """The copy in double, which is never run itself, and its state."""
+        template, pairs = _copy(self._original, _double)
+        state = [
+            (self._names.get(id(tensor), ""), _real(tensor), _real(wide))
             for tensor, wide in pairs
-            if wide.is_floating_point() or wide.is_complex()
+            if _is_real_or_complex(tensor)
         ]
+        return template, state
 
     def run(self, inputs: Mapping[str, NDArray[Any]], output_names: Sequence[str]) -> dict[str, NDArray[np.generic]]:
         """Evaluate once; arguments, result and errors as in `module_outputs_float64`."""
-        kept: dict[int, Any] = {id(parameter): parameter for parameter in self._template.parameters()}
-        module = copy.deepcopy(self._template, kept)  # buffers and attributes anew, for forward may change them
+        template, _ = self._doubles
+        kept: dict[int, Any] = {id(parameter): parameter for parameter in template.parameters()}
+        module = copy.deepcopy(template, kept)  # buffers and attributes anew, for forward may change them
         return self._evaluate(module, inputs, output_names, folded=False)
 
     def run_folded(
@@ -103,7 +122,7 @@ class Float64Module:
 
     def _dtype(self, inputs: Mapping[str, NDArray[Any]]) -> torch.dtype:
         """Return the precision that the module was written for: of its widest float parameter, else of its inputs."""
-        used = {tensor.dtype for name, tensor, _ in self.state if name in self.parameter_names}
+        used = {tensor.dtype for name, tensor in self.tensors if name in self.parameter_names}
         used = used or {getattr(torch, np.asarray(array).dtype.name, torch.float32) for array in inputs.values()}
         return next((dtype for dtype in _PRECISIONS if dtype in used), torch.float32)
 
@@ -115,8 +134,13 @@ def _copy(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) ->
     """Copy a module, its tensors converted; also return (tensor, converted) for each.
 
     Raises:
-        SourceError: something in the module cannot be copied.
+        SourceError: something in the module cannot be copied, or is TorchScript.
     """
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise SourceError(
+            f"{type(module).__name__} holds TorchScript, whose precision is compiled in; "
+            "give the module that it was made from"
+        )
     mode = _ConvertingCopy(convert)
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
@@ -155,7 +179,14 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:
-    return _on_cpu(tensor).to(WIDE.get(tensor.dtype, tensor.dtype))
+    dtype = WIDE.get(tensor.dtype, tensor.dtype)
+    return (
+        tensor.detach().resolve_conj().to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+    )
+
+
+def _is_real_or_complex(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -182,8 +213,6 @@ def _to_array(leaf: Any) -> NDArray[np.generic]:
 
 def _bind(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Bind by name; arguments that come first in `forward` go by position, where hooks look for them."""
-    if isinstance(module, torch.jit.ScriptModule):  # its forward shows no signature
-        return [], dict(tensors)
     parameters = inspect.signature(module.forward).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     if inspect.Parameter.VAR_KEYWORD not in kinds and any(name not in parameters for name in tensors):

@@ -65,7 +65,7 @@ def check_parameters(
         expected: the oracle's outputs for it.
     """
     index = BitIndex(constants.values())
-    state = {name or _unnamed(number): to_numpy(tensor) for number, (name, tensor, _) in enumerate(oracle.state)}
+    state = {name or _unnamed(number): to_numpy(tensor) for number, (name, tensor) in enumerate(oracle.tensors)}
     lost = {name: _missing(index, array) for name, array in state.items()}
     lost = {name: missing for name, missing in lost.items() if missing.any()}
     if not lost:

@@ -5,7 +5,8 @@ sensitivity is what this very case must have. The estimate is Monte Carlo arithm
 inputs: the largest of a few draws, in each of which every element moves by one unit roundoff up or down.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from crosshead.export.artifact import Precision
 from crosshead.export.error import relative_l2, relative_l2_row
-from crosshead.export.float64._graph import Float64Graph, scale_constants, widen_array
+from crosshead.export.float64._graph import Float64Graph, is_float, scale_constants, widen_array
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,8 +60,7 @@ def module_sensitivity(
     def draw(rng: np.random.Generator) -> _Arrays:
         oracle.restore()
         for _, _, wide in oracle.state:
-            weight = wide.numpy()
-            weight[...] = nudge(weight, rng)
+            nudge.in_place(wide.view(-1).numpy(), rng)
         return oracle.run({name: nudge.input(array, rng) for name, array in inputs.items()}, list(expected))
 
     return _largest_moves(draw, expected, draws)
@@ -86,21 +86,43 @@ def graph_sensitivity(
     """
     graph = Float64Graph.of(model)
     nudge = _Nudge(UNIT_ROUNDOFF[precision])
-    weights = [name for name, array in graph.constants.items() if _is_weight(graph, name, array)]
+    weights = [name for name in graph.native if _is_weight(graph, name)]
 
     def draw(rng: np.random.Generator) -> _Arrays:
         moved = {name: nudge.input(array, rng) for name, array in inputs.items()}
-        return graph.run(moved, {name: nudge(graph.constants[name], rng) for name in weights})
+        return graph.run(moved, _NudgedWeights(graph, weights, nudge, int(rng.integers(2**32))))
 
     return _largest_moves(draw, expected, draws)
 
 
-def _is_weight(graph: Float64Graph, name: str, array: NDArray[Any]) -> bool:
-    if array.dtype != np.float64 or name in scale_constants(graph.model):
+def _is_weight(graph: Float64Graph, name: str) -> bool:
+    array = graph.native[name]
+    if not is_float(array.dtype) or name in scale_constants(graph.model):
         return False
     if array.size == 1:
         return name in graph.initializers and not float(array.reshape(-1)[0]).is_integer()
     return True
+
+
+class _NudgedWeights(Mapping[str, NDArray[Any]]):
+    """The weights of a graph, moved when they are looked at, so that not all are in memory in double."""
+
+    def __init__(self, graph: Float64Graph, names: Sequence[str], nudge: "_Nudge", seed: int) -> None:
+        self._graph, self._nudge, self._seed = graph, nudge, seed
+        self._numbers = {name: number for number, name in enumerate(names)}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        rng = np.random.default_rng((self._seed, self._numbers[name]))
+        return self._nudge(self._graph.native[name], rng)
+
+    def __contains__(self, name: object) -> bool:  # the one that Mapping gives looks the array up
+        return name in self._numbers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
 
 
 class _Nudge:
@@ -110,15 +132,21 @@ class _Nudge:
         self._u = unit_roundoff
 
     def __call__(self, array: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        wide = widen_array(np.asarray(array))
-        if wide.dtype != np.float64:
-            return wide
-        with np.errstate(over="ignore"):
-            moved = np.asarray(wide * (1.0 + self._u * random_signs(wide.shape, rng)))
-        size = np.abs(wide)
-        if size.max(initial=0.0) < _RANGE_ENDS[0]:
-            return moved
-        return np.where(np.isin(size, _RANGE_ENDS), wide, moved)  # a mask fill is an infinity, which nothing moves
+        wide = np.array(array, dtype=np.float64) if is_float(array.dtype) else array
+        if is_float(array.dtype):
+            self.in_place(wide.reshape(-1), rng)
+        return wide
+
+    def in_place(self, flat: NDArray[np.float64], rng: np.random.Generator) -> None:
+        """Move the elements of a contiguous 1-D array, a piece at a time."""
+        for start in range(0, flat.size, _PIECE):
+            piece = flat[start : start + _PIECE]
+            with np.errstate(over="ignore"):
+                moved = piece * (1.0 + self._u * random_signs(piece.shape, rng))
+            size = np.abs(piece)
+            if size.max() >= _RANGE_ENDS[0]:  # a mask fill at the end of a range is an infinity, which nothing moves
+                np.copyto(moved, piece, where=np.isin(size, _RANGE_ENDS))
+            piece[...] = moved
 
     def input(self, array: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         """Move an input, unless it holds whole numbers and infinities alone."""
@@ -126,13 +154,16 @@ class _Nudge:
         return wide if wide.dtype == np.float64 and np.all(wide == np.rint(wide)) else self(wide, rng)
 
 
+_PIECE = 1 << 18  # elements: 2 MiB a temporary
 # The largest numbers of fp16, bf16, fp32 and fp64.
 _RANGE_ENDS = (65504.0, (2 - 2.0**-7) * 2.0**127, (2 - 2.0**-23) * 2.0**127, float(np.finfo(np.float64).max))
 
 
 def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float64]:
     """Return an array of -1 and +1."""
-    return rng.integers(0, 2, size=shape, dtype=np.int8).astype(np.float64) * 2.0 - 1.0
+    size = math.prod(shape)
+    bits = np.unpackbits(np.frombuffer(rng.bytes(-(-size // 8)), dtype=np.uint8), count=size)
+    return np.array([-1.0, 1.0])[bits].reshape(shape)
 
 
 def _largest_moves(draw: Callable[[np.random.Generator], _Arrays], expected: _Arrays, draws: int) -> Sensitivity:
