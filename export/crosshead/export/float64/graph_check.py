@@ -35,9 +35,9 @@ def check_graph(
     """Hold a graph against the module it was exported from (docs/method.md, "Is the graph right?").
 
     *fail*: an output is off by more than max(1e-10, 4 L), where L is the literal sensitivity of that output and case,
-    or how far tables folded in the module's own precision move it, where that is more;
-    an integer or boolean output differs at all; a weight stands in the graph with other bits; or the graph works on
-    some cases and breaks on others. *weak*: none of that, but L is over 1e-6, or a parameter was folded into another
+    or how far tables folded in the module's own precision move it, where that is more; an integer or boolean output
+    differs at all; a weight stands in the graph with other bits; or the graph works on some cases and breaks on others.
+    *weak*: none of that, but L is over 1e-6, or a parameter was folded into another
     constant so that its bits cannot be compared, or the graph has no float64 evaluation. *not-asked*: there are no
     cases, or the graph draws random numbers.
 
@@ -48,7 +48,10 @@ def check_graph(
         model: the exported graph with its data loaded.
         module: what it was exported from; not changed.
         cases: inputs by case name; only the first `MOST_CASES` are evaluated, and the detail says so.
-        expected: the oracle's outputs by case name (`module_outputs_float64`), in the order of the module's outputs.
+        expected: the oracle's outputs by case name (`module_outputs_float64`).
+
+    Raises:
+        SourceError: the module cannot be copied, or fails in double.
     """
     from crosshead.export.float64.oracle import Float64Module
     from crosshead.export.float64.parameters import check_parameters, exact_forms, to_numpy
@@ -61,10 +64,9 @@ def check_graph(
     oracle = Float64Module(module)
     names = [name for name in cases if name in expected]
     taken = names[:MOST_CASES]
-    first = taken[0] if taken else None
-    weights = check_parameters(
-        oracle, graph.native, cases[first] if first is not None else None, expected[first] if first is not None else {}
-    )
+    expected = {name: _in_order(expected[name], graph.output_names) for name in taken}
+    watched = (cases[taken[0]], expected[taken[0]]) if taken else (None, {})
+    weights = check_parameters(oracle, graph.native, *watched)
     literals = Literals.of(graph, exact_forms(to_numpy(tensor) for _, tensor in oracle.tensors))
     random = next((node for node in graph.model.graph.node if _is_random(node, graph)), None)
     found = _Findings() if random is not None else _compare(graph, literals, oracle, taken, cases, expected)
@@ -142,6 +144,12 @@ def _compare(
         found.failures += found.broken
         found.broken = []
     return found
+
+
+def _in_order(arrays: _Arrays, names: Sequence[str]) -> _Arrays:
+    """Return arrays in the order of the graph's outputs, which is that of the module's; a file keeps another."""
+    places = {name: place for place, name in enumerate(names)}
+    return {name: arrays[name] for name in sorted(arrays, key=lambda name: places.get(name, len(places)))}
 
 
 def _limit(moved: float) -> float:
