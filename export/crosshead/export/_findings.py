@@ -73,7 +73,7 @@ def dropped_inputs(canonical: ir.Model) -> list[ArtifactNotice]:
 
 def fully_masked_rows(loaded: LoadedSource, cases: Sequence[Case]) -> list[ArtifactNotice]:
     """Find masks that leave some query without any key: frameworks and kernels differ there."""
-    blocked = loaded.block is None and any(isinstance(part, nn.MultiheadAttention) for part in loaded.module.modules())
+    blocked = blocks_where_true(loaded)
     found: dict[str, list[str]] = {}
     for case in cases:
         for name, array in case.inputs.items():
@@ -87,6 +87,11 @@ def fully_masked_rows(loaded: LoadedSource, cases: Sequence[Case]) -> list[Artif
         )
         for name, where in found.items()
     ]
+
+
+def blocks_where_true(loaded: LoadedSource) -> bool:
+    """Whether a boolean attn_mask blocks where it is true, as in `nn.MultiheadAttention`."""
+    return loaded.block is None and any(isinstance(part, nn.MultiheadAttention) for part in loaded.module.modules())
 
 
 def missing_attention(form: str, ops: Mapping[str, int]) -> list[ArtifactNotice]:

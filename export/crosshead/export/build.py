@@ -1,7 +1,7 @@
 """From a loaded source to artifacts on disk: capture once, lower to each form, check each, write each whole."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from crosshead.export.capture import EXPORTER, Captured, capture
 from crosshead.export.case import Case
 from crosshead.export.float64 import check_graph, module_outputs_float64, module_sensitivity
 from crosshead.export.forms import check_form, lower
+from crosshead.export.size_cases import SizeCases, record_size_cases, size_cases
 from crosshead.export.source import LoadedSource
 
 OnStep = Callable[[str], None]
@@ -50,6 +51,8 @@ class _Shared:
     cases: Sequence[Case]
     expected: dict[str, Arrays]
     files: CaseFiles
+    sizes: SizeCases
+    size_files: CaseFiles
     weights: Path
     weights_sha256: str
     precision: Precision
@@ -124,6 +127,8 @@ def _prepare(loaded: LoadedSource, cases: Sequence[Case], scratch: Path, on_step
                 )
         except SourceError as error:
             raise SourceError(f"{name}, case {case.name}: {error}") from error
+    on_step(f"computing {name} in float64 at other sizes")
+    sizes = size_cases(loaded, _captured_inputs(captured), captured.output_names, growth=_growth(cases, expected))
     weights = scratch / "weights.safetensors"
     write_weights(loaded.module, weights)
     return _Shared(
@@ -132,10 +137,12 @@ def _prepare(loaded: LoadedSource, cases: Sequence[Case], scratch: Path, on_step
         cases,
         expected,
         record_cases(cases, expected, sensitivities, precision),
+        sizes,
+        record_size_cases(loaded, sizes, sensitivities, precision),
         weights,
         sha256_file(weights),
         precision,
-        (*loaded.notices, *captured.notices, *source_findings(loaded, captured.model, cases)),
+        (*loaded.notices, *captured.notices, *source_findings(loaded, captured.model, cases), *sizes.notices),
     )
 
 
@@ -176,12 +183,14 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
         ops=ops,
         graph=verdict,
         notices=(*shared.notices, *missing_attention(form, ops)),
+        size_cases=shared.size_files.records,
+        sizes_left_out=shared.sizes.left_out,
     )
     return write_artifact(
         out / identity,
         manifest,
         model=graph.model,
-        blobs={**shared.files.blobs, f"{shared.weights_sha256}.safetensors": shared.weights},
+        blobs={**shared.files.blobs, **shared.size_files.blobs, f"{shared.weights_sha256}.safetensors": shared.weights},
         external=graph.external,
     )
 
@@ -199,6 +208,12 @@ def _too_large(graph: GraphFile) -> GraphVerdict | None:
         f"and {available / 1e9:.0f} GB are free"
     )
     return GraphVerdict(verdict="weak", detail=detail)
+
+
+def _growth(cases: Sequence[Case], expected: Mapping[str, Arrays]) -> float:
+    """Return the elements of the outputs for each element of the inputs: many, where tokens become logits."""
+    given = sum(array.size for case in cases for array in case.inputs.values())
+    return sum(array.size for each in expected.values() for array in each.values()) / max(given, 1)
 
 
 def _declared_inputs(loaded: LoadedSource) -> list[TensorSpec]:

@@ -77,7 +77,7 @@ def cases_for(
         wanted = {name: each[index % len(each)] for name, each in sizes.items()}
         name = case_name(wanted)
         resolved = _resolve(loaded, wanted)
-        cases[name] = Case(name, "sizes asked for, drawn like the factory's inputs", seed, _draw(loaded, resolved))
+        cases[name] = Case(name, "sizes asked for, drawn like the factory's inputs", seed, draw_like(loaded, resolved))
     return list(cases.values())
 
 
@@ -135,7 +135,12 @@ def _resolve(loaded: "LoadedSource", wanted: Mapping[str, Shape]) -> dict[str, S
     }
 
 
-def _draw(loaded: "LoadedSource", shapes: Mapping[str, Shape]) -> Arrays:
+def draw_like(loaded: "LoadedSource", shapes: Mapping[str, Shape]) -> Arrays:
+    """Draw inputs of other shapes in the likeness of a source's own; an input whose shape stays is the source's.
+
+    Raises:
+        SourceError: an empty mask cannot be stretched.
+    """
     inputs: Arrays = {}
     for stream, (name, example) in enumerate(loaded.inputs.items()):
         shape = shapes[name]

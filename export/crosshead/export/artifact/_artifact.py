@@ -115,7 +115,7 @@ class Artifact:
         Raises:
             ArtifactError: the artifact carries no case of that name.
         """
-        for case in self.manifest.cases:
+        for case in (*self.manifest.cases, *self.manifest.size_cases):
             if case.name == name:
                 return case
         known = ", ".join(case.name for case in self.manifest.cases) or "none"
@@ -170,7 +170,7 @@ class Artifact:
         """
         wanted = {self.model_path: self.manifest.model_sha256}
         wanted |= {self.folder / name: digest for name, digest in self.manifest.external_sha256.items()}
-        for case in self.manifest.cases:
+        for case in (*self.manifest.cases, *self.manifest.size_cases):
             wanted[self.inputs_path(case.name)] = case.inputs_sha256
             wanted[self.expected_path(case.name)] = case.expected_sha256
         if self.weights_path is not None and self.manifest.weights_sha256 is not None:

@@ -78,6 +78,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         inputs_sha256: digest of the blob holding the input arrays (`.npz`).
         expected_sha256: digest of the blob holding the float64 oracle's outputs (`.npz`).
         yardsticks: by output name; floating outputs only.
+        sizes: by dynamic axis, the size that this case tries; empty but for those in `Manifest.size_cases`.
     """
 
     name: str
@@ -86,6 +87,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     inputs_sha256: str
     expected_sha256: str
     yardsticks: dict[str, Yardstick] = {}
+    sizes: dict[str, int] = {}
 
 
 class GraphVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +126,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         external_sha256: digest of each external data file, by its name relative to the model.
         weights_sha256: digest of the blob with the module's own state (safetensors); None for a bare `.onnx`.
         ops: count of nodes by `domain::op` (the default domain is written `ai.onnx`).
+        size_cases: small cases at other sizes of the dynamic axes, 1 among them; run to prove that no size is baked in,
+            never timed.
+        sizes_left_out: by dynamic axis, why sizes of it that should be tried are not among `size_cases`.
     """
 
     schema: str = SCHEMA
@@ -143,3 +148,5 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ops: dict[str, int] = {}
     graph: GraphVerdict = GraphVerdict(verdict="not-asked")
     notices: tuple[ArtifactNotice, ...] = ()
+    size_cases: tuple[CaseRecord, ...] = ()
+    sizes_left_out: dict[str, str] = {}
