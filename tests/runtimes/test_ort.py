@@ -205,16 +205,17 @@ def test_a_truncated_file_is_told(
         opened(make_artifact(relu_like("Relu", typed_value), model=data))
 
 
-def test_any_other_error_is_one_plain_line(linear: Artifact) -> None:
+@pytest.mark.parametrize(("name", "told"), [("", "Reshape"), ("Name:'split' ", "Reshape 'split'")])
+def test_any_other_error_is_one_plain_line_that_names_the_node(linear: Artifact, name: str, told: str) -> None:
     text = (
-        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Reshape node. "
+        f"[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Reshape node. {name}"
         "Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/reshape_helper.h:47 "
         "onnxruntime::ReshapeHelper::ReshapeHelper(const TensorShape&, TensorShapeVector&, bool) "
         "size != 0 was false. The input tensor cannot be reshaped\n"
     )
     found = translate(RuntimeError(text), linear, "onnxruntime 1.32.0", "CPU")
     assert type(found) is BackendError
-    assert str(found) == "onnxruntime 1.32.0 on CPU: The input tensor cannot be reshaped"
+    assert str(found) == f"onnxruntime 1.32.0 on CPU, {told}: The input tensor cannot be reshaped"
 
 
 def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ _NO_FUNCTION = re.compile(r"Fatal error: (?P<op>[\w.:]+)\(-?\d+\) is not a regis
 _NEW_IR = re.compile(r"Unsupported model IR version: (?P<version>\d+), max supported IR version: (?P<most>\d+)")
 _NEW_OPSET = re.compile(r"Opset (?P<version>\d+) is under development")
 _SOURCE = re.compile(r"/onnxruntime_src/\S+ (?:.*\) )?")
+_RUNNING = re.compile(r"while running (?P<op>\w+) node\.(?: Name:'(?P<node>[^']*)')?")
 _CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
 _REFUSALS = (
@@ -57,7 +58,15 @@ def translate(error: Exception, artifact: Artifact, library: str, device: str) -
             return UnsupportedError(f"{library} on {device}: {meaning or _plain(text)}")
     if "INVALID_PROTOBUF" in text:
         return BackendError(f"{artifact.model_path.name} is truncated or no ONNX file; export again")
-    return BackendError(f"{library} on {device}: {_plain(text)}")
+    return BackendError(f"{library} on {device}{_running(text)}: {_plain(text)}")
+
+
+def _running(text: str) -> str:
+    """Return the node that a message is about, as `, Reshape 'name'`; empty where it tells none."""
+    found = _RUNNING.search(text)
+    if found is None:
+        return ""
+    return f", {found['op']} {found['node']!r}" if found["node"] else f", {found['op']}"
 
 
 def _plain(text: str) -> str:
