@@ -11,14 +11,17 @@ if TYPE_CHECKING:
     from crosshead.export.float64.evaluate import evaluate_float64
     from crosshead.export.float64.graph_check import check_graph
     from crosshead.export.float64.oracle import Float64Module, module_outputs_float64
+    from crosshead.export.float64.overflow import Overflow, first_overflow
     from crosshead.export.float64.sensitivity import UNIT_ROUNDOFF, graph_sensitivity, module_sensitivity
     from crosshead.export.float64.widening import narrowing_casts, widen
 
 __all__ = [
     "UNIT_ROUNDOFF",
     "Float64Module",
+    "Overflow",
     "check_graph",
     "evaluate_float64",
+    "first_overflow",
     "graph_sensitivity",
     "module_outputs_float64",
     "module_sensitivity",
@@ -29,8 +32,10 @@ __all__ = [
 _HOMES = {
     "UNIT_ROUNDOFF": "sensitivity",
     "Float64Module": "oracle",
+    "Overflow": "overflow",
     "check_graph": "graph_check",
     "evaluate_float64": "evaluate",
+    "first_overflow": "overflow",
     "graph_sensitivity": "sensitivity",
     "module_outputs_float64": "oracle",
     "module_sensitivity": "sensitivity",

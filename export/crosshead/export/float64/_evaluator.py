@@ -1,6 +1,6 @@
 """onnx.reference in float64: our definitions first, results dropped after their last use, errors that name a node."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -17,6 +17,8 @@ def describe(node: onnx.NodeProto) -> str:
     domain = f"{node.domain}::" if node.domain not in ("", "ai.onnx") else ""
     return f"{domain}{node.op_type} node {name!r}"
 
+
+Watch = Callable[[onnx.NodeProto, Sequence[Any], Sequence[Any]], None]
 
 _REFERENCE_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 
@@ -52,6 +54,7 @@ class Evaluator(ReferenceEvaluator):
         feed_inputs: Mapping[str, Any],
         attributes: Mapping[str, Any] | None = None,
         constants: Mapping[str, Any] = {},
+        watch: Watch | None = None,
         **_: Any,
     ) -> list[Any]:
         """Evaluate the nodes in order; `onnx.reference` calls this for subgraphs and functions too.
@@ -61,6 +64,7 @@ class Evaluator(ReferenceEvaluator):
             feed_inputs: by name; for a subgraph, all values around it.
             attributes: of the call, inside a function.
             constants: what is neither fed nor computed, looked up when the first node reads it.
+            watch: shown each node after it ran, with what went in and came out; not those of subgraphs.
         """
         wanted = self.output_names if output_names is None else output_names
         results: dict[str, Any] = {"": None, **self.rt_inits_, **feed_inputs}
@@ -82,6 +86,8 @@ class Evaluator(ReferenceEvaluator):
             except Exception as error:  # numpy and the reference raise what they like
                 problem = _first_line(error.__cause__ or error)
                 raise FormError(f"{describe(node.onnx_node)} cannot be evaluated in float64: {problem}") from error
+            if watch is not None:
+                watch(node.onnx_node, [results[name] for name in node.input], outputs)
             results.update(zip(node.output, outputs, strict=False))
             for name in finished:
                 results.pop(name, None)

@@ -13,7 +13,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from crosshead.export.artifact import FormError
 from crosshead.export.float64._bodies import opset_of
-from crosshead.export.float64._evaluator import Evaluator
+from crosshead.export.float64._evaluator import Evaluator, Watch
 from crosshead.export.float64._split import split, subgraphs
 
 NARROW = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -105,7 +105,10 @@ class Float64Graph:
         return model
 
     def run(
-        self, inputs: Mapping[str, NDArray[Any]], replaced: Mapping[str, NDArray[Any]] = {}
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        replaced: Mapping[str, NDArray[Any]] = {},
+        watch: Watch | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Evaluate.
 
@@ -113,6 +116,7 @@ class Float64Graph:
             inputs: by graph input name, float inputs in any precision; names the graph does not have are left aside.
             replaced: constants to use instead of those of the graph, by name, in float64; each is looked up when its
                 first reader comes.
+            watch: shown each node with what went in and came out, function bodies opened.
 
         Returns:
             The graph's outputs by name, float outputs in float64.
@@ -129,7 +133,7 @@ class Float64Graph:
         feed = {name: widen_array(np.asarray(inputs[name])) for name in names}
 
         with np.errstate(all="ignore"):  # overflow, 0 / 0 and the like are the graph's own results
-            outputs = evaluator.run(None, feed, constants=_Widened(self.native, replaced))
+            outputs = evaluator.run(None, feed, constants=_Widened(self.native, replaced), watch=watch)
         return dict(zip(self.output_names, outputs, strict=True))
 
     def prepare(self) -> None:
