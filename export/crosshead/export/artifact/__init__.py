@@ -10,6 +10,7 @@ from crosshead.export.artifact._artifact import (
     write_artifact,
     write_whole,
 )
+from crosshead.export.artifact._cast import cast_module
 from crosshead.export.artifact._errors import ArtifactError, CaptureError, ExportError, FormError, SourceError
 from crosshead.export.artifact._factory import import_factory
 from crosshead.export.artifact._manifest import (
@@ -45,6 +46,7 @@ __all__ = [
     "SourceError",
     "TensorSpec",
     "Yardstick",
+    "cast_module",
     "import_factory",
     "pack_arrays",
     "sha256_bytes",

@@ -39,6 +39,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         seed: the seed under which the factory was called.
         file_sha256: digest of the user's `.py` or `.onnx` file; None for built-in blocks and packages.
         training: True when the module was left in training mode on request.
+        cast: precision that the module was cast to on request; None when it is as the factory made it.
     """
 
     kind: Literal["block", "factory", "onnx"]
@@ -48,6 +49,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     file_sha256: str | None = None
     training: bool = False
+    cast: Precision | None = None
 
 
 class Yardstick(msgspec.Struct, frozen=True, kw_only=True):
