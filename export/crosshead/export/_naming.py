@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -26,13 +27,18 @@ def name_inputs(source: str, model: ir.Model, names: Sequence[str]) -> None:
     _rename(model, list(inputs), names)
 
 
-def name_outputs(source: str, model: ir.Model, program: ExportedProgram, block: "Block | None") -> tuple[str, ...]:
-    """Rename a graph's outputs after the structure of what the module returns, and return the names.
+def name_outputs(source: str, model: ir.Model, names: Sequence[str], block: "Block | None") -> tuple[str, ...]:
+    """Rename a graph's outputs after the ways to them in what the module returns, and return the names given.
+
+    Args:
+        source: for the message.
+        model: the graph.
+        names: from `program_outputs` or `result_outputs`.
+        block: the built-in block, whose outputs have names of their own.
 
     Raises:
-        CaptureError: an output is no tensor.
+        CaptureError: the graph has another number of outputs.
     """
-    names = _structure_names(source, program)
     if block is not None and "past_key" in block.takes and len(names) == 3:
         names = ["output", "present_key", "present_value"]
     outputs = list(model.graph.outputs)
@@ -44,18 +50,37 @@ def name_outputs(source: str, model: ir.Model, program: ExportedProgram, block: 
     return tuple(names)
 
 
-def _structure_names(source: str, program: ExportedProgram) -> list[str]:
-    """Name each tensor that the module returns by the way to it: dict keys and positions; None holds no place."""
+def program_outputs(source: str, program: ExportedProgram) -> list[str]:
+    """Name each tensor that an exported program returns by the way to it: dict keys and positions.
+
+    Raises:
+        CaptureError: an output is no tensor, or there is none.
+    """
     spec = program.call_spec.out_spec
     specs = [each for each in program.graph_signature.output_specs if each.kind.name == "USER_OUTPUT"]
     paths = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(len(specs))), spec))[0]
+    return _output_names(
+        source,
+        [
+            (path, type(each.arg).__name__ == "TensorArgument")
+            for (path, _), each in zip(paths, specs, strict=True)
+            if getattr(each.arg, "value", each) is not None  # a constant None holds no place among the outputs
+        ],
+    )
+
+
+def result_outputs(source: str, result: object) -> list[str]:
+    """Name each tensor of what a module returned, as `program_outputs` does."""
+    paths = pytree.tree_flatten_with_path(result)[0]
+    return _output_names(source, [(path, isinstance(leaf, torch.Tensor)) for path, leaf in paths if leaf is not None])
+
+
+def _output_names(source: str, leaves: Sequence[tuple[Any, bool]]) -> list[str]:
+    """Return a name for each leaf, given as the way to it and whether it is a tensor."""
     found: list[str] = []
-    for (path, _), each in zip(paths, specs, strict=True):
-        kind = type(each.arg).__name__
-        if kind == "ConstantArgument" and each.arg.value is None:
-            continue
+    for path, is_tensor in leaves:
         where = "_".join(_key(step) for step in path)
-        if kind != "TensorArgument":
+        if not is_tensor:
             raise CaptureError(f"{source}: output {where or '0'} is a number, not a tensor; return tensors alone")
         found.append(where)
     if not found:

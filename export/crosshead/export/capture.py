@@ -1,42 +1,33 @@
 """From a module to the canonical graph: torch's dynamo exporter at opset 23, named as asked."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import onnx_ir as ir
 import torch
 
+from crosshead.export._captured import Captured, check_alone, check_axes
 from crosshead.export._failure import capture_error
-from crosshead.export._naming import name_inputs, name_outputs
+from crosshead.export._naming import name_inputs, name_outputs, program_outputs
 from crosshead.export._quiet import silence
 from crosshead.export._sizes import accidents, distinct
 from crosshead.export._tensors import to_tensor
 from crosshead.export.artifact import Arrays, ArtifactNotice, CaptureError
+from crosshead.export.forms import Exporter
 from crosshead.export.source import LoadedSource
+from crosshead.export.torchscript import capture_torchscript
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["CANONICAL_OPSET", "EXPORTER", "Captured", "capture"]
 
 EXPORTER: Final = "torch.onnx (dynamo)"
 CANONICAL_OPSET: Final = 23
 """The first opset with Attention, RMSNormalization and RotaryEmbedding as operators of their own."""
 
 
-@dataclass(frozen=True)
-class Captured:
-    """The canonical graph.
-
-    Attributes:
-        model: at opset `CANONICAL_OPSET`; inputs named and ordered as the source's.
-        output_names: in the order of the module's tensors.
-        notices: what a person should know about the graph.
-    """
-
-    model: ir.Model
-    output_names: tuple[str, ...]
-    notices: tuple[ArtifactNotice, ...]
-
-
-def capture(loaded: LoadedSource) -> Captured:
-    """Export a module to the canonical graph.
+def capture(loaded: LoadedSource, exporter: Exporter = "dynamo") -> Captured:
+    """Export a module to the canonical graph, by the dynamo exporter unless the other is asked for.
 
     Where an example size could be mistaken (1, or equal to that of another axis), the module is exported on other sizes
     first; if it does not take them, on the example's, with a notice.
@@ -48,6 +39,8 @@ def capture(loaded: LoadedSource) -> Captured:
         CaptureError: the exporter refused, with its innermost cause in one line; a dynamic axis was fixed; or an output
             is no tensor.
     """
+    if exporter == "torchscript":
+        return capture_torchscript(loaded)
     name = loaded.source.name
     notices: list[ArtifactNotice] = []
     mistakable = accidents(loaded.inputs, loaded.dynamic)
@@ -66,15 +59,15 @@ def capture(loaded: LoadedSource) -> Captured:
         try:
             program = _export(loaded, loaded.inputs)
         except Exception as error:
-            _check_alone(loaded)
+            check_alone(loaded)
             raise capture_error(name, error, loaded.module, loaded.dynamic) from error
     model: ir.Model = program.model
     name_inputs(name, model, list(loaded.inputs))
-    output_names = name_outputs(name, model, program.exported_program, loaded.block)
-    notices += _check_axes(loaded, model)
+    output_names = name_outputs(name, model, program_outputs(name, program.exported_program), loaded.block)
+    notices += check_axes(loaded, model)
     notices += _check_bounds(loaded, program.exported_program)
     notices += _check_state(name, program.exported_program)
-    return Captured(model, output_names, tuple(notices))
+    return Captured(EXPORTER, model, output_names, tuple(notices))
 
 
 def _export(loaded: LoadedSource, inputs: Arrays) -> Any:
@@ -94,58 +87,6 @@ def _export(loaded: LoadedSource, inputs: Arrays) -> Any:
     if program is None:  # the older exporter's way; this one always returns its program
         raise CaptureError("the exporter returned nothing")
     return program
-
-
-def _check_alone(loaded: LoadedSource) -> None:
-    """Call a module that the exporter refused by itself: its own complaint tells real sizes, the exporter's symbols.
-
-    Raises:
-        CaptureError: the module fails without any exporter.
-    """
-    tensors = {name: to_tensor(array) for name, array in loaded.inputs.items()}
-    try:
-        with silence(), torch.no_grad():
-            loaded.module(**tensors)
-    except Exception as error:
-        said = " ".join(str(error).split()) or "(no message)"
-        raise CaptureError(
-            f"{loaded.source.name}: the module fails on its own inputs: {type(error).__name__}: {said}"
-        ) from error
-
-
-def _check_axes(loaded: LoadedSource, model: ir.Model) -> list[ArtifactNotice]:
-    """Hold the graph's inputs against the declared axes.
-
-    Raises:
-        CaptureError: an axis declared dynamic came out fixed, or bound to one of another size.
-    """
-    name, notices = loaded.source.name, []
-    sizes: dict[str, tuple[int, str]] = {}
-    for value in model.graph.inputs:
-        key = str(value.name)
-        array, symbols = loaded.inputs[key], loaded.dynamic.get(key, {})
-        dims = value.shape or ()
-        if len(dims) != array.ndim:
-            raise CaptureError(f"{name}: input {key!r} has {len(dims)} axes in the graph, {array.ndim} in the example")
-        for axis, (dim, size) in enumerate(zip(dims, array.shape, strict=True)):
-            if isinstance(dim, int):
-                if axis in symbols:
-                    raise CaptureError(
-                        f"{name} (baked-dimension): axis {axis} ({symbols[axis]!r}) of input {key!r} came out fixed at "
-                        f"{dim}; compute it from the input's shape, or leave the axis out of the dynamic axes"
-                    )
-                continue
-            got = str(dim.value)
-            bound, where = sizes.setdefault(got, (size, key))
-            if bound != size:
-                raise CaptureError(
-                    f"{name}: the graph needs axis {axis} of {key!r} to equal {got!r}, which is {bound} in {where!r}, "
-                    f"but it is {size} in the example; if it is broadcast, leave it out of the dynamic axes"
-                )
-            if got != symbols.get(axis):
-                message = f"axis {axis} ({symbols.get(axis)!r}) of input {key!r} must equal {got!r} in this graph"
-                notices.append(ArtifactNotice(code="baked-dimension", message=message, where=key))
-    return notices
 
 
 def _check_bounds(loaded: LoadedSource, program: torch.export.ExportedProgram) -> list[ArtifactNotice]:

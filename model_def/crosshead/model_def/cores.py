@@ -36,7 +36,7 @@ def sdpa_core(
     """
     if scale is not None and scale <= 0:
         query, scale = query * scale, 1.0
-    grouped = query.shape[1] != key.shape[1]
+    grouped = bool(query.shape[1] != key.shape[1])  # while tracing, a comparison of sizes is a tensor
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
     )
@@ -67,7 +67,7 @@ def explicit_core(
         The mixed values (B, H, Lq, d) and the weights (B, H, Lq, Lk); each row of weights sums to 1, or to 0 where
         the row is fully masked.
     """
-    group = query.shape[1] // key.shape[1]
+    group = int(query.shape[1]) // int(key.shape[1])  # while tracing, sizes are tensors
     if group > 1:
         key = key.repeat_interleave(group, dim=1)  # (B, Hkv, Lk, d) -> (B, H, Lk, d)
         value = value.repeat_interleave(group, dim=1)  # (B, Hkv, Lk, d) -> (B, H, Lk, d)

@@ -5,7 +5,7 @@ import pytest
 
 from crosshead.export import forms
 from crosshead.export.artifact import FormError
-from crosshead.export.forms import DEFAULT_OPSETS, FORM_OPSETS, check_form
+from crosshead.export.forms import DEFAULT_OPSETS, EXPORTER_FORMS, FORM_OPSETS, check_form
 
 
 @pytest.mark.parametrize(("form", "first", "last"), [("standard", 23, 25), ("decomposed", 17, 25)])
@@ -24,6 +24,14 @@ def test_unknown_forms_are_refused_by_name() -> None:
             check_form(form, 23)
 
 
+def test_the_torchscript_exporter_offers_no_form_with_the_attention_operator() -> None:
+    for opset in FORM_OPSETS["decomposed"]:
+        check_form("decomposed", opset, "torchscript")
+    with pytest.raises(FormError, match=r"^form 'standard' is made of the Attention operator.*--exporter dynamo$"):
+        check_form("standard", 23, "torchscript")
+    assert EXPORTER_FORMS["dynamo"] == tuple(FORM_OPSETS)
+
+
 def test_defaults_are_offered() -> None:
     assert dict(DEFAULT_OPSETS) == {"standard": 23, "decomposed": 18}
     assert DEFAULT_OPSETS.keys() == FORM_OPSETS.keys()
@@ -32,7 +40,7 @@ def test_defaults_are_offered() -> None:
 
 
 def test_public_names() -> None:
-    assert forms.__all__ == sorted(forms.__all__)
+    assert len(set(forms.__all__)) == len(forms.__all__)
     for name in forms.__all__:
         assert getattr(forms, name) is not None
     assert not hasattr(forms, "raise_attention")

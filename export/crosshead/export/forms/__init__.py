@@ -9,17 +9,17 @@ first asked for.
 
 from typing import TYPE_CHECKING
 
-from crosshead.export.forms._offer import DEFAULT_OPSETS, FORM_OPSETS, check_form
+from crosshead.export.forms._offer import DEFAULT_OPSETS, EXPORTER_FORMS, FORM_OPSETS, Exporter, check_form
 
 if TYPE_CHECKING:
-    from crosshead.export.forms._lower import lower
+    from crosshead.export.forms._lower import bring_up, lower
 
-__all__ = ["DEFAULT_OPSETS", "FORM_OPSETS", "check_form", "lower"]
+__all__ = ["DEFAULT_OPSETS", "EXPORTER_FORMS", "FORM_OPSETS", "Exporter", "bring_up", "check_form", "lower"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "lower":
-        from crosshead.export.forms._lower import lower
+    if name in ("bring_up", "lower"):
+        from crosshead.export.forms import _lower
 
-        return lower
+        return getattr(_lower, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,6 +57,17 @@ def lower(canonical: ir.Model, form: Form, opset: int) -> ir.Model:
     return model
 
 
+def bring_up(model: ir.Model) -> None:
+    """Take a graph of an older opset to that of the canonical graph, in place, keeping what it computes.
+
+    Raises:
+        FormError: an operator that cannot go there, by name.
+    """
+    infer_missing(model)
+    convert(model, Emitter(model.graph), CANONICAL_OPSET)
+    infer_missing(model)
+
+
 def _check(model: ir.Model, canonical: ir.Model, form: Form, opset: int) -> None:
     """What holds after every lowering; a breach is a fault of the lowering, said in one line."""
     if model.opset_imports[""] != opset or model.functions:

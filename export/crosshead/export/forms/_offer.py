@@ -1,6 +1,18 @@
 """What each form is offered at. Data only: a command line can check a request without loading onnx."""
 
+from typing import Literal
+
 from crosshead.export.artifact import Form, FormError
+
+Exporter = Literal["dynamo", "torchscript"]
+"""Which of torch's exporters makes the graph; the second is deprecated there."""
+
+EXPORTER_FORMS: dict[Exporter, tuple[Form, ...]] = {
+    "dynamo": ("standard", "decomposed"),
+    # It writes attention out: there is no Attention operator to lower.
+    "torchscript": ("decomposed",),
+}
+"""The forms that each exporter's graph can be lowered to."""
 
 FORM_OPSETS: dict[Form, range] = {
     # Attention entered ai.onnx at 23.
@@ -20,8 +32,8 @@ DEFAULT_OPSETS: dict[Form, int] = {
 """The opset of a form when none is asked for."""
 
 
-def check_form(form: str, opset: int) -> None:
-    """Refuse a form that does not exist, or an opset that it is not offered at.
+def check_form(form: str, opset: int, exporter: Exporter = "dynamo") -> None:
+    """Refuse a form that does not exist, or an opset or exporter that it is not offered with.
 
     Raises:
         FormError: in one line, what is offered and what came.
@@ -31,3 +43,8 @@ def check_form(form: str, opset: int) -> None:
         raise FormError(f"unknown form {form!r}: expected one of {', '.join(FORM_OPSETS)}")
     if opset not in offered:
         raise FormError(f"form {form!r} is offered at opset {offered[0]} to {offered[-1]}, got opset {opset}")
+    if form not in EXPORTER_FORMS[exporter]:
+        raise FormError(
+            f"form {form!r} is made of the Attention operator, which the {exporter} exporter does not write: "
+            f"ask for --form {EXPORTER_FORMS[exporter][0]}, or --exporter dynamo"
+        )
