@@ -37,6 +37,7 @@ DIMENSIONLESS = {
         "expected_inf",
         "argmax_agreement",
     },
+    "PaddedRecord": {"positions", "max_abs", "rel_l2", "nonfinite"},
     "PlanRecord": {"options", "opsets", "threads", "processes", "seed"},
     "ProviderRecord": {"nodes"},
     "UlpRecord": {"median", "p99", "max"},  # units in the last place, as the record's name says

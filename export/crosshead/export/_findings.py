@@ -2,17 +2,49 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 from torch import nn
 
+from crosshead.export._records import floating_dtype
 from crosshead.export.artifact import ArtifactNotice
 from crosshead.export.case import Case, keeps_nothing
 from crosshead.export.source import LoadedSource
 
+MASKS = ("attn_mask", "key_padding_mask")
+
 
 def source_findings(loaded: LoadedSource, canonical: ir.Model, cases: Sequence[Case]) -> list[ArtifactNotice]:
     """Look at the canonical graph and the cases."""
-    return [*upper_left_causal(canonical), *dropped_inputs(canonical), *fully_masked_rows(loaded, cases)]
+    return [
+        *upper_left_causal(canonical),
+        *dropped_inputs(canonical),
+        *fully_masked_rows(loaded, cases),
+        *masks_like_booleans(loaded, cases),
+    ]
+
+
+def masks_like_booleans(loaded: LoadedSource, cases: Sequence[Case]) -> list[ArtifactNotice]:
+    """Find floating masks of nothing but 0 and 1: added to the scores, as floating masks are, they hide nothing."""
+    found: dict[str, list[str]] = {}
+    for case in cases:
+        for name, array in case.inputs.items():
+            if loaded.roles.get(name) not in MASKS or not floating_dtype(array.dtype):
+                continue
+            values = array.astype(np.float32)
+            if (values == 1).any() and ((values == 0) | (values == 1)).all():  # all 0 is a mask that hides nothing
+                found.setdefault(name, []).append(case.name)
+    return [
+        ArtifactNotice(
+            code="mask-looks-boolean",
+            message=(
+                f"mask {name!r} is {loaded.inputs[name].dtype.name} and holds only 0 and 1 ({', '.join(where)}): a "
+                "floating mask is added to the scores, where 0 and 1 hide nothing; give booleans, or 0 and -inf"
+            ),
+            where=name,
+        )
+        for name, where in found.items()
+    ]
 
 
 def upper_left_causal(canonical: ir.Model) -> list[ArtifactNotice]:

@@ -180,6 +180,7 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
         external_sha256=graph.external_sha256,
         weights_sha256=shared.weights_sha256,
         cases=shared.files.records,
+        roles=shared.loaded.roles,
         ops=ops,
         graph=verdict,
         notices=(*shared.notices, *missing_attention(form, ops)),

@@ -11,6 +11,7 @@ from crosshead.export.error import relative_l2, relative_l2_row
 from crosshead.harness.cells import Cell
 from crosshead.harness.judge import Tolerances, judge_output
 from crosshead.harness.metrics import is_floating
+from crosshead.harness.padding import Positions, padded_positions, valid
 from crosshead.results import AgreementRecord, CellRecord, Notice, OutputRecord, ProviderRecord, scrub
 from crosshead.runtimes import (
     BackendError,
@@ -151,11 +152,13 @@ def with_native(artifacts: Sequence[Artifact], source: Artifact, case: str, outp
         `artifacts`, with new manifests where something was filled in.
     """
     expected = source.expected(case)
+    padded = padded_positions(source, case, expected)
     native: dict[str, tuple[float, float]] = {}
     for name, want in expected.items():
         got = outputs.get(name)
         if got is None or got.shape != want.shape or not is_floating(got):
             continue
+        got, want = (valid(array, padded.get(name)) for array in (got, want))
         errors = relative_l2(got, want), relative_l2_row(got, want)
         if max(errors) < float("inf"):
             native[name] = errors
@@ -204,6 +207,7 @@ def judge(visited: Visit, artifact: Artifact, tolerances: Tolerances) -> CellRec
         return visited.record
     case = artifact.case(visited.cell.case)
     outputs, expected = unpack_arrays(visited.outputs), artifact.expected(case.name)
+    padded = padded_positions(artifact, case.name, expected)
     own_rows = visited.cell.runtime.capabilities.executes == "module"
     records: list[OutputRecord] = []
     for spec in artifact.manifest.outputs:
@@ -220,6 +224,7 @@ def judge(visited: Visit, artifact: Artifact, tolerances: Tolerances) -> CellRec
                 yardstick=case.yardsticks.get(spec.name),
                 use_native=not own_rows,
                 tolerance=tolerances.of(spec.name),
+                padded=padded.get(spec.name),
             )
         )
     return msgspec.structs.replace(visited.record, outputs=records)
@@ -235,21 +240,24 @@ def agreements(visits: Sequence[Visit], artifacts: Mapping[str, Artifact]) -> li
             same_precision = a.cell.artifact.manifest.precision == b.cell.artifact.manifest.precision
             if a.cell.case != b.cell.case or not same_precision or b.outputs is None:
                 continue
-            case = artifacts[a.cell.artifact.id].case(a.cell.case)
-            record = _agreement(a, b, first, unpack_arrays(b.outputs), case)
+            artifact = artifacts[a.cell.artifact.id]
+            padded = padded_positions(artifact, a.cell.case, first)
+            record = _agreement(a, b, first, unpack_arrays(b.outputs), artifact.case(a.cell.case), padded)
             if record is not None:
                 found.append(record)
     return found
 
 
-def _agreement(a: Visit, b: Visit, first: Arrays, second: Arrays, case: CaseRecord) -> AgreementRecord | None:
+def _agreement(
+    a: Visit, b: Visit, first: Arrays, second: Arrays, case: CaseRecord, padded: Mapping[str, Positions]
+) -> AgreementRecord | None:
     found: list[tuple[float, float, bool]] = []  # yardsticks, error, whether it agrees
     for name, got in first.items():
         other = second.get(name)
         yardstick = case.yardsticks.get(name)
         if other is None or yardstick is None or other.shape != got.shape:
             continue
-        error = relative_l2(got, other)
+        error = relative_l2(valid(got, padded.get(name)), valid(other, padded.get(name)))
         yard = max(yardstick.sensitivity, yardstick.native or 0.0, yardstick.unit_roundoff / 2)
         noise = a.noise.get(name, 0.0) + b.noise.get(name, 0.0)
         found.append((error / yard, error, error <= max(AGREEMENT_TIMES * yard, noise)))

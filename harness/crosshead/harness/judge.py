@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from crosshead.export.artifact import Yardstick
 from crosshead.harness.metrics import is_floating, measure_error
+from crosshead.harness.padding import Positions, padded_record, valid, whole_index
 from crosshead.results import OutputRecord, OutputResult, Rule
 
 PASS_TIMES, FAIL_TIMES = 5.0, 50.0
@@ -71,6 +72,7 @@ def judge_output(
     yardstick: Yardstick | None,
     use_native: bool,
     tolerance: Tolerance = DERIVED,
+    padded: Positions | None = None,
 ) -> OutputRecord:
     """Hold one output against the oracle.
 
@@ -82,6 +84,7 @@ def judge_output(
         yardstick: the rounding this output must have; None for whole numbers and booleans.
         use_native: whether the source framework's own error counts (not for its own rows).
         tolerance: what a person asked for instead.
+        padded: (batch, seq), the leading axes of the output; true where it is padding and decides nothing.
     """
     facts: dict[str, Any] = {
         "name": name,
@@ -92,9 +95,15 @@ def judge_output(
     if got.shape != want.shape:
         reason = f"shape {list(got.shape)}, expected {list(want.shape)}"
         return OutputRecord(**facts, verdict="fail", rule="exact", reason=reason)
+    if padded is not None:
+        facts["padded"] = padded_record(got, want, padded)
+        got, want = valid(got, padded), valid(want, padded)  # (B, S, …) -> (N, …)
     if not is_floating(got) or not is_floating(want):
         return _judge_exact(facts, got, want)
     found = measure_error(got, want.astype(np.float64))
+    if padded is not None and "worst" in found:
+        worst = found["worst"]
+        found["worst"] = msgspec.structs.replace(worst, index=whole_index(worst.index, padded))
     rule, yard, yard_row = _yardstick(yardstick, use_native)
     times = _times(found, yard, yard_row)
     if tolerance.given:

@@ -24,6 +24,7 @@ from crosshead.harness.accuracy import (
     with_native,
 )
 from crosshead.harness.cells import Cell, choose_backends, make_cells
+from crosshead.harness.padding import padded_notices
 from crosshead.harness.plan import Plan, default_threads
 from crosshead.harness.sources import ARTIFACTS, Prepared, prepare
 from crosshead.harness.timing import STEAL_LIMIT, Timing
@@ -187,7 +188,7 @@ class _Run:
             if "compare" in self._parts:
                 visited.record = judge(visited, self._current(cell.artifact), self._plan.tolerances)
             visits.append(visited)
-            self._notices += noise_notices(visited)
+            self._notices += [*noise_notices(visited), *padded_notices(visited.record)]
             self._update(cells=[*refused, *(v.record for v in visits)])
         self._update(cells=[*refused, *(v.record for v in visits)], artifacts=self._artifact_records())
         for artifact in self._artifacts[:1]:

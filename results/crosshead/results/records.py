@@ -87,6 +87,22 @@ class HistogramRecord(msgspec.Struct, frozen=True, kw_only=True):
     zeros: int
 
 
+class PaddedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The padded positions of one output, which decide nothing.
+
+    Attributes:
+        positions: how many there are, of (batch, seq).
+        max_abs: largest absolute error among the elements that are finite on both sides.
+        rel_l2: ||y - o||2 / ||o||2 over these positions.
+        nonfinite: NaN and Inf that the backend gave there.
+    """
+
+    positions: int
+    max_abs: float
+    rel_l2: float
+    nonfinite: int = 0
+
+
 class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One output of one cell against the float64 oracle.
 
@@ -106,6 +122,7 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
         snr_db: 20 log10(||o|| / ||y - o||); None when exact.
         nan, expected_nan, inf, expected_inf: counts on both sides.
         argmax_agreement: share of rows with the same argmax; None where the last axis is no distribution.
+        padded: what stands at padded positions, where the case has some; every other field is of the valid ones.
     """
 
     name: str
@@ -132,6 +149,7 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
     worst: WorstElement | None = None
     argmax_agreement: float | None = None
     histogram: HistogramRecord | None = None
+    padded: PaddedRecord | None = None
 
 
 class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):

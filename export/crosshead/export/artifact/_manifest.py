@@ -127,6 +127,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         model_sha256: digest of `model.onnx`.
         external_sha256: digest of each external data file, by its name relative to the model.
         weights_sha256: digest of the blob with the module's own state (safetensors); None for a bare `.onnx`.
+        roles: what each input is, by its name (`key_padding_mask`: true is padding); empty for a bare `.onnx`.
         ops: count of nodes by `domain::op` (the default domain is written `ai.onnx`).
         size_cases: small cases at other sizes of the dynamic axes, 1 among them; run to prove that no size is baked in,
             never timed.
@@ -147,6 +148,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     external_sha256: dict[str, str] = {}
     weights_sha256: str | None = None
     cases: tuple[CaseRecord, ...] = ()
+    roles: dict[str, str] = {}
     ops: dict[str, int] = {}
     graph: GraphVerdict = GraphVerdict(verdict="not-asked")
     notices: tuple[ArtifactNotice, ...] = ()
