@@ -102,7 +102,8 @@ def _ulp(got: Array, want: Float64) -> UlpRecord:
     info = _finfo(got.dtype)
     exponent = np.floor(np.log2(np.maximum(np.abs(want), float(info.smallest_normal))))
     unit = np.exp2(exponent) * float(info.eps)
-    distance = np.abs(got.astype(np.float64) - want) / unit
+    with np.errstate(over="ignore"):
+        distance = np.minimum(np.abs(got.astype(np.float64) - want) / unit, np.finfo(np.float64).max)
     median, p99 = np.quantile(distance, [0.5, 0.99])
     return UlpRecord(median=float(median), p99=float(p99), max=float(distance.max()))
 
