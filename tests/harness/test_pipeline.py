@@ -197,6 +197,19 @@ def test_a_slow_backend_is_slower(make_plan: MakePlan) -> None:
     assert slow.median_s > 10 * fast.median_s
 
 
+def test_compiling_is_told_and_is_no_part_of_a_call(make_plan: MakePlan) -> None:
+    finished = run(make_plan(fake={"compile_s": 0.2}))
+    for cell in cells(finished):
+        assert cell.latency is not None
+        assert cell.latency.compile_s is not None
+        assert cell.latency.compile_cached_s is not None
+        assert min(cell.latency.compile_s, cell.latency.compile_cached_s) >= 0.2
+        assert cell.latency.first_call_s < 0.2
+        assert cell.details["compile_s"].startswith("0.2")
+    assert "Compiling for the case comes before the first call" in (finished.folder / "summary.md").read_text()
+    assert all(cell.latency.compile_s is None for cell in cells(run(make_plan())) if cell.latency is not None)
+
+
 def test_a_changed_artifact_is_refused_and_nothing_is_left(
     make_plan: MakePlan, write_linear: WriteLinear, tmp_path: Path
 ) -> None:

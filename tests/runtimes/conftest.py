@@ -1,5 +1,6 @@
 """Tiny artifacts, built by hand: a linear layer with symbolic axes, and whatever graph a test asks for."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from crosshead.export.artifact import (
     TensorSpec,
     pack_arrays,
     sha256_bytes,
+    sha256_file,
     write_artifact,
 )
 from crosshead.runtimes import Settings, Worker
@@ -185,6 +187,42 @@ def source_folder(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "model.py").write_text(FACTORY)
     return folder
+
+
+@pytest.fixture
+def torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put back what the backend forces on torch and on imports; in real life it has a process to itself."""
+    import torch
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    backends: Any = torch.backends  # these attributes are made at run time
+    modules = set(sys.modules)
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    state = torch.get_rng_state()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    backends.mha.set_fastpath_enabled(True)
+    torch.set_rng_state(state)
+    for name in set(sys.modules) - modules:
+        if name.rpartition("_")[2] == "model":
+            del sys.modules[name]
+
+
+@pytest.fixture
+def from_source(make_linear: MakeArtifact, linear_state: Arrays, source_folder: Path) -> MakeArtifact:
+    """Return a function that makes the linear layer's artifact with its source and weights; fields can be replaced."""
+
+    def make(weights: Arrays | None = None, **fields: Any) -> Artifact:
+        import torch
+        from safetensors.torch import save
+
+        fields = {"factory": "model.py:linear", "file_sha256": sha256_file(source_folder / "model.py")} | fields
+        state = linear_state if weights is None else weights
+        stored = save({name: torch.from_numpy(array) for name, array in state.items()})
+        return make_linear(source=Source(kind="factory", name="model.py:linear", **fields), weights=stored)
+
+    return make
 
 
 @pytest.fixture

@@ -38,6 +38,17 @@ def test_a_child_gets_threads_tunables_and_the_way_to_crosshead(monkeypatch: pyt
     assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
 
 
+def test_a_child_that_compiles_keeps_all_its_files_in_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/of/the/user")
+    child = environment.child_environment(Settings(), tmp_path / "cache")
+    assert child["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "inductor")
+    assert Path(child["TMPDIR"]).is_dir()
+    assert Path(child["TMPDIR"]).is_relative_to(tmp_path)
+    assert environment.child_environment(Settings())["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"
+
+
 def test_huge_pages_off_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     assert "GLIBC_TUNABLES" not in environment.child_environment(Settings(huge_pages=False))

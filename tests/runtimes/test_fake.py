@@ -70,7 +70,9 @@ def test_trouble_comes_after_so_many_calls(linear: Artifact) -> None:
 
 
 def test_an_unknown_option_is_named(linear: Artifact) -> None:
-    with pytest.raises(BackendError, match="the fake backend has no option 'slep_s'; it has: slow_start_s, sleep_s"):
+    with pytest.raises(
+        BackendError, match="the fake backend has no option 'slep_s'; it has: slow_start_s, compile_s, sleep_s"
+    ):
         opened(linear, slep_s=1.0)
 
 

@@ -4,7 +4,14 @@ from crosshead.runtimes import RESERVED, RUNTIMES, Available, Unavailable, Unkno
 
 
 def test_names_are_the_pinned_ones() -> None:
-    assert [runtime.name for runtime in RUNTIMES] == ["torch-eager", "onnx-reference", "ort-cpu", "ort-cuda", "fake"]
+    assert [runtime.name for runtime in RUNTIMES] == [
+        "torch-eager",
+        "torch-compile",
+        "onnx-reference",
+        "ort-cpu",
+        "ort-cuda",
+        "fake",
+    ]
 
 
 def test_reserved_names_are_sorted_and_free() -> None:

@@ -1,12 +1,10 @@
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from crosshead.export.artifact import Artifact, Source, sha256_file, unpack_arrays
+from crosshead.export.artifact import Artifact, Source, unpack_arrays
 from crosshead.runtimes import (
     BackendError,
     PlacementError,
@@ -21,39 +19,7 @@ torch: Any = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
 
-@pytest.fixture(autouse=True)
-def torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put back what the backend forces on torch and on imports; in real life it has a process to itself."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    modules = set(sys.modules)
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    state = torch.get_rng_state()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.mha.set_fastpath_enabled(True)
-    torch.set_rng_state(state)
-    for name in set(sys.modules) - modules:
-        if name.rpartition("_")[2] == "model":
-            del sys.modules[name]
-
-
-def stored(arrays: dict[str, np.ndarray]) -> bytes:
-    data: bytes = safetensors.save({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return data
-
-
-@pytest.fixture
-def from_source(make_linear: Any, linear_state: dict[str, Any], source_folder: Path) -> Any:
-    """Return a function that makes the linear layer's artifact with its source and weights; fields can be replaced."""
-
-    def make(weights: dict[str, Any] | None = None, **fields: Any) -> Artifact:
-        fields = {"factory": "model.py:linear", "file_sha256": sha256_file(source_folder / "model.py")} | fields
-        source = Source(kind="factory", name="model.py:linear", **fields)
-        artifact: Artifact = make_linear(source=source, weights=stored(linear_state if weights is None else weights))
-        return artifact
-
-    return make
+pytestmark = pytest.mark.usefixtures("torch_as_it_was")
 
 
 def opened(artifact: Artifact, folder: Path | None, **settings: Any) -> Session:
@@ -115,6 +81,17 @@ def test_bfloat16_products_set_behind_the_old_switch_are_undone() -> None:
     assert torch.linalg.norm((x @ x).double() - exact) / torch.linalg.norm(exact) < 1e-6
     force_precision(Settings(tf32=True))
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_what_is_forced_can_be_read_by_either_name(tf32: bool) -> None:
+    from crosshead.runtimes.torch_eager import force_precision
+
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"
+    force_precision(Settings(tf32=tf32))
+    assert torch.backends.cudnn.allow_tf32 is tf32
+    assert torch.backends.cuda.matmul.allow_tf32 is tf32
 
 
 def test_training_mode_is_kept_when_it_was_insisted_on(from_source: Any, source_folder: Path) -> None:

@@ -26,6 +26,9 @@ from crosshead.runtimes import (
 AGREEMENT_TIMES = 10.0
 """Two backends are the same when the error between them is at most so many yardsticks."""
 
+NATIVE_BACKEND = "torch-eager"
+"""The source framework: its own error at the artifact's precision is part of the yardstick."""
+
 NATIVE_TIMES = 10.0
 """A source framework that loses more than so many sensitivities is a finding by itself."""
 
@@ -48,6 +51,7 @@ class Visit:
         outputs: where the outputs lie, when there are any.
         noise: by output, relative L2 between two runs on the same inputs in the same process.
         opened: cold start and placement, when it opened.
+        compile_s: seconds of compiling for the case, where the backend compiles.
     """
 
     cell: Cell
@@ -55,6 +59,7 @@ class Visit:
     outputs: Path | None = None
     noise: Mapping[str, float] = field(default_factory=dict)
     opened: Opened | None = None
+    compile_s: float | None = None
 
 
 def launch(cell: Cell, limits: Limits) -> Worker:
@@ -64,6 +69,7 @@ def launch(cell: Cell, limits: Limits) -> Worker:
         cell.artifact.folder,
         cell.settings,
         source_folder=cell.source_folder,
+        cache_folder=cell.cache_folder,
         timeout_s=limits.timeout_s,
         memory_limit_bytes=limits.memory_bytes,
     )
@@ -84,8 +90,10 @@ def visit(cell: Cell, scratch: Path, limits: Limits) -> Visit:
     placement = ran.placement or opened.placement
     outputs = unpack_arrays(first)
     noise = _noise(outputs, unpack_arrays(second))
-    details = {name: scrub(text) for name, text in opened.details.items()}
+    details = {name: scrub(text) for name, text in (opened.details | ran.details).items()}
     details["repeat"] = "same bits" if not any(noise.values()) else f"rel_l2 {max(noise.values()):.3g} between two runs"
+    if ran.compile_s is not None:
+        details["compile_s"] = f"{ran.compile_s:.3g}"
     record = cell.record(
         status="ok",
         details=details,
@@ -93,7 +101,7 @@ def visit(cell: Cell, scratch: Path, limits: Limits) -> Visit:
         placement=_providers(placement),
         placement_proof=placement.proof if placement is not None else "",
     )
-    return Visit(cell, record, outputs=first, noise=noise, opened=opened)
+    return Visit(cell, record, outputs=first, noise=noise, opened=opened, compile_s=ran.compile_s)
 
 
 def failure_record(cell: Cell, error: Exception) -> CellRecord:
@@ -208,7 +216,7 @@ def judge(visited: Visit, artifact: Artifact, tolerances: Tolerances) -> CellRec
     case = artifact.case(visited.cell.case)
     outputs, expected = unpack_arrays(visited.outputs), artifact.expected(case.name)
     padded = padded_positions(artifact, case.name, expected)
-    own_rows = visited.cell.runtime.capabilities.executes == "module"
+    own_rows = visited.cell.runtime.name == NATIVE_BACKEND
     records: list[OutputRecord] = []
     for spec in artifact.manifest.outputs:
         if spec.name not in outputs:

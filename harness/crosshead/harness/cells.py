@@ -22,6 +22,7 @@ class Cell:
         timed: whether its latency is asked for.
         by_name: whether the backend was asked for by name (then what it cannot run is an error, not a line).
         source_folder: where a user's factory stands, for backends that execute the module.
+        cache_folder: where a backend that compiles keeps what it made, for all processes of the run.
     """
 
     artifact: Artifact
@@ -31,6 +32,7 @@ class Cell:
     timed: bool
     by_name: bool
     source_folder: Path | None = None
+    cache_folder: Path | None = None
 
     @property
     def label(self) -> str:
@@ -91,6 +93,7 @@ def make_cells(
     settings: Settings,
     *,
     source_folder: Path | None,
+    cache_folder: Path | None = None,
     timed: bool,
 ) -> tuple[list[Cell], list[CellRecord]]:
     """Return the cells to run, and finished records for those that a backend declares it cannot take.
@@ -117,6 +120,7 @@ def make_cells(
                     timed=timed and (by_name or runtime.capabilities.timed_in_all),
                     by_name=by_name,
                     source_folder=source_folder,
+                    cache_folder=cache_folder,
                 )
                 reason = refusal(cell)
                 if reason is None:

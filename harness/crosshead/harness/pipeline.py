@@ -14,6 +14,7 @@ import msgspec
 
 from crosshead.export.artifact import Artifact, unpack_arrays
 from crosshead.harness.accuracy import (
+    NATIVE_BACKEND,
     Limits,
     Visit,
     agreements,
@@ -48,9 +49,6 @@ from crosshead.results import (
 from crosshead.runtimes import Available, Runtime, Settings, get_runtime
 
 Part = Literal["compare", "bench"]
-
-NATIVE_BACKEND = "torch-eager"
-"""The source framework: its own error at the artifact's precision is part of the yardstick."""
 
 
 class Progress(Protocol):
@@ -152,6 +150,7 @@ class _Run:
             source_folder=prepared.source_folder,
             timed="bench" in self._parts,
         )
+            cache_folder=scratch / "compiled",
         cells.sort(key=lambda cell: cell.runtime.capabilities.executes != "module")  # native before those it judges
         visits = self._visit_all(cells, refused, prepared, scratch)
         if "compare" in self._parts:
@@ -275,7 +274,9 @@ class _Run:
                     stderr_tail=measured.failure.stderr_tail,
                 )
                 continue
-            latency = timing.latency(measured, visited.opened, flops=prepared.flops.get(visited.cell.case))
+            latency = timing.latency(
+                measured, visited.opened, visited.compile_s, flops=prepared.flops.get(visited.cell.case)
+            )
             peaks = [replica.peak_rss_bytes for replica in measured.timed()]
             visited.record = msgspec.structs.replace(
                 visited.record,

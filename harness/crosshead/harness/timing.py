@@ -247,12 +247,19 @@ class Timing:
     def _share(self) -> float:
         return min(1.0, self._measured_s / self._budget_s)
 
-    def latency(self, timing: CellTiming, visited: Opened | None, flops: float | None = None) -> LatencyRecord | None:
+    def latency(
+        self,
+        timing: CellTiming,
+        visited: Opened | None,
+        compile_s: float | None = None,
+        flops: float | None = None,
+    ) -> LatencyRecord | None:
         """Return the latency of a cell; None where no process of it was measured.
 
         Args:
             timing: the cell.
             visited: its first visit, for the cold start of a worker that opened with nothing beside it.
+            compile_s: seconds of compiling in its first visit, where the backend compiles.
             flops: arithmetic of one call, where it is known.
         """
         timed = timing.timed()
@@ -271,6 +278,8 @@ class Timing:
             settled=timing.settled(self._processes),
             host_to_device_s=_median_or_none([to for to, _ in copies]),
             device_to_host_s=_median_or_none([back for _, back in copies]),
+            compile_s=compile_s,
+            compile_cached_s=_median_or_none([warm.compile_s for warm in warms]),
             flops=flops,
         )
 

@@ -251,6 +251,14 @@ def footnotes(record: RunRecord) -> list[str]:
         notes.append(f"Never reached a steady state in its warm-up: {', '.join(dict.fromkeys(unsteady))}.")
     return notes
 
+    compiled = [
+        f"{cell.backend} {cell.case} {duration(cell.latency.compile_s)}"
+        + (f" (again, from the run's cache: {duration(again)})" if (again := cell.latency.compile_cached_s) else "")
+        for cell in record.cells
+        if cell.latency is not None and cell.latency.compile_s is not None
+    ]
+    if compiled:
+        notes.append(f"Compiling for the case comes before the first call and is no part of it: {', '.join(compiled)}.")
 
 def closing_sentence(record: RunRecord) -> str:
     """Return the overall verdict, and for each case the fastest cell that passes."""

@@ -18,6 +18,8 @@ def latency_record(
     settled: bool = False,
     host_to_device_s: float | None = None,
     device_to_host_s: float | None = None,
+    compile_s: float | None = None,
+    compile_cached_s: float | None = None,
     flops: float | None = None,
 ) -> LatencyRecord:
     """Derive a cell's latency.
@@ -32,6 +34,8 @@ def latency_record(
         settled: whether the interval came within ±1 % of the median.
         host_to_device_s: seconds of copying the inputs; None where nothing is copied.
         device_to_host_s: seconds of copying the outputs back; None where nothing is copied.
+        compile_s: seconds of compiling in the first process; None where the backend does not compile.
+        compile_cached_s: the same in later processes, from the run's cache.
         flops: floating-point operations of one call by formula; None where there is no formula.
 
     Raises:
@@ -66,5 +70,7 @@ def latency_record(
         settled=settled,
         host_to_device_s=host_to_device_s,
         device_to_host_s=device_to_host_s,
+        compile_s=compile_s,
+        compile_cached_s=compile_cached_s,
         gflop_s=flops / middle / 1e9 if flops is not None and middle > 0.0 else None,
     )

@@ -176,6 +176,9 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     median_s: float
     ci_low_s: float | None = None
+        compile_s: compiling for the case in the first process of the run to do so, one call included; None where the
+            backend does not compile.
+        compile_cached_s: median over processes of the same, with what the first one left in the run's cache.
     ci_high_s: float | None = None
     min_s: float | None = None
     p90_s: float | None = None
@@ -199,6 +202,8 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One (artifact, backend, case, threads). Either measurements or the reason it ended.
+    compile_s: float | None = None
+    compile_cached_s: float | None = None
 
     Attributes:
         status: ok; unsupported (the backend does not take it); failed (it crashed, hung, or was refused); void

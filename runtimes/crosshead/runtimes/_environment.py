@@ -36,17 +36,39 @@ def python_command(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
-def child_environment(settings: Settings) -> dict[str, str]:
-    """Return a copy of the environment with thread counts, allocator settings and the way to crosshead's own code."""
+def child_environment(settings: Settings, cache_folder: Path | None = None) -> dict[str, str]:
+    """Return a copy of the environment with thread counts, allocator settings and the way to crosshead's own code.
+
+    Args:
+        settings: how the child is to run.
+        cache_folder: takes compiled code and what compilers put aside; None for a child that compiles nothing.
+    """
     environment = dict(os.environ)
     environment |= dict.fromkeys(THREAD_VARIABLES, str(settings.threads))
     tunables = merge_tunables(environment.get(_TUNABLES, ""), huge_pages=settings.huge_pages and has_huge_pages())
     environment.pop(_TUNABLES, None)
     if tunables:
         environment[_TUNABLES] = tunables
+    if cache_folder is not None:
+        environment |= _compiling(cache_folder)
     own = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*own, *import_roots()]))
     return environment
+
+
+def _compiling(folder: Path) -> dict[str, str]:
+    """Return what keeps a compiler's files in one folder, and its work in this process.
+
+    A cache of the user's own would be filled already, so that compiling would seem to cost nothing; and a pool of
+    compiling processes would go on beside the process that is timed.
+    """
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TMPDIR": str(temporary),
+    }
 
 
 def import_roots() -> list[str]:

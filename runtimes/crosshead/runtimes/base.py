@@ -79,6 +79,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         opsets: lowest and highest opset of the default domain it takes; None where it does not read opsets.
         in_all: whether `--backend all` includes it.
         timed_in_all: whether `--backend all` also times it.
+        compiles: whether it compiles for the shapes at hand before it can run; its worker then gets a folder to keep
+            the compiled code in.
         deviations: where it is known to be off.
     """
 
@@ -88,6 +90,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     opsets: tuple[int, int] | None = None
     in_all: bool = True
     timed_in_all: bool = True
+    compiles: bool = False
     deviations: tuple[Deviation, ...] = ()
 
 
@@ -226,6 +229,22 @@ class Session(abc.ABC):
         check_inputs(self._artifact, inputs)
         return self._bind(inputs)
 
+    def compile(self, inputs: Mapping[str, Array]) -> float | None:
+        """Compile for the shapes of `inputs`, where the backend does so; a call of these shapes then only runs.
+
+        Kept apart from `run` and `bind`, so that compiling is neither counted as latency nor lost.
+
+        Returns:
+            Seconds; None where there was nothing to compile, or these shapes were compiled before.
+
+        Raises:
+            InputError: as `run`.
+            BackendError: it does not compile; the innermost cause is named.
+        """
+        self._check_open()
+        check_inputs(self._artifact, inputs)
+        return self._compile(inputs)
+
     def copies(self, inputs: Mapping[str, Array]) -> tuple[Step, Step] | None:
         """Return (host to device, device to host) as calls of their own, or None where nothing is copied."""
         self._check_open()
@@ -273,6 +292,9 @@ class Session(abc.ABC):
 
     def _prove(self, inputs: Mapping[str, Array]) -> None:  # noqa: B027  # a hook that most backends do not need
         pass
+
+    def _compile(self, inputs: Mapping[str, Array]) -> float | None:  # noqa: ARG002  # a hook
+        return None
 
     def _copies(self, inputs: Mapping[str, Array]) -> tuple[Step, Step] | None:  # noqa: ARG002  # a hook
         return None

@@ -42,6 +42,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         slow_start_s: sleep so long when opened.
+        compile_s: sleep so long before the first call, as a backend that compiles does.
         sleep_s: sleep so long in every call.
         relative_error: every floating output is `1 + relative_error` times what it should be (its relative L2 error).
         nan: the first element of every floating output is NaN.
@@ -62,6 +63,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     slow_start_s: float = 0.0
+    compile_s: float = 0.0
     sleep_s: float = 0.0
     relative_error: float = 0.0
     nan: bool = False
@@ -129,6 +131,7 @@ class _FakeSession(Session):
         self._behaviour = behaviour
         self._kept = kept
         self._calls = 0
+        self._compiled = False
         self._random = np.random.default_rng()  # from the system's entropy: `noise` shall differ from run to run
 
     def _run(self, inputs: Mapping[str, Array]) -> Outputs:
@@ -139,6 +142,14 @@ class _FakeSession(Session):
     def _bind(self, inputs: Mapping[str, Array]) -> Step:
         self._right_outputs(inputs)
         return self._call
+
+    def _compile(self, inputs: Mapping[str, Array]) -> float | None:  # noqa: ARG002  # it looks at none
+        if self._compiled or not self._behaviour.compile_s:
+            return None
+        self._compiled = True
+        started = time.perf_counter()
+        time.sleep(self._behaviour.compile_s)
+        return time.perf_counter() - started
 
     def _call(self) -> None:
         behaviour, made = self._behaviour, self._calls
@@ -152,7 +163,7 @@ class _FakeSession(Session):
 
     def _right_outputs(self, inputs: Mapping[str, Array]) -> Outputs:
         dtypes = {spec.name: _dtype(spec.dtype) for spec in self._artifact.manifest.outputs}
-        for case in self._artifact.manifest.cases:
+        for case in (*self._artifact.manifest.cases, *self._artifact.manifest.size_cases):
             carried = self._artifact.inputs(case.name)
             if all(
                 carried[name].shape == array.shape and carried[name].tobytes() == array.tobytes()

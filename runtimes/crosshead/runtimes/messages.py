@@ -73,10 +73,19 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
-    """Reply to `Run`: seconds of the call, outputs materialised on the host."""
+    """Reply to `Run`.
+
+    Attributes:
+        call_s: seconds of the call, outputs materialised on the host.
+        placement: which provider ran what, when the run could tell.
+        compile_s: seconds of compiling for these shapes, before the call; None where nothing was compiled.
+        details: what the backend can report only after compiling; empty where nothing was compiled.
+    """
 
     call_s: float
     placement: Placement | None = None
+    compile_s: float | None = None
+    details: dict[str, str] = {}
 
 
 class Warm(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
@@ -90,6 +99,7 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
         calls_per_sample: how many calls one sample of `Measure` spans, so that reading the clock costs under 0.1 %.
         host_to_device_s: median seconds of copying the inputs; None where nothing is copied.
         device_to_host_s: median seconds of copying the outputs back.
+        compile_s: seconds of compiling for these shapes, before the first call; None where nothing was compiled.
     """
 
     first_call_s: float
@@ -99,6 +109,7 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
     calls_per_sample: int
     host_to_device_s: float | None = None
     device_to_host_s: float | None = None
+    compile_s: float | None = None
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):

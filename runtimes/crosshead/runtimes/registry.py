@@ -8,9 +8,10 @@ from crosshead.runtimes.fake import Fake
 from crosshead.runtimes.onnx_reference import OnnxReference
 from crosshead.runtimes.ort import OrtCpu
 from crosshead.runtimes.ort_cuda import OrtCuda
+from crosshead.runtimes.torch_compile import TorchCompile
 from crosshead.runtimes.torch_eager import TorchEager
 
-RUNTIMES: tuple[Runtime, ...] = (TorchEager(), OnnxReference(), OrtCpu(), OrtCuda(), Fake())
+RUNTIMES: tuple[Runtime, ...] = (TorchEager(), TorchCompile(), OnnxReference(), OrtCpu(), OrtCuda(), Fake())
 """In the order in which they are listed."""
 
 RESERVED = (
@@ -25,7 +26,6 @@ RESERVED = (
     "ort-web",
     "ort-webgpu",
     "torch-aot",
-    "torch-compile",
     "tract",
 )
 """Names that later versions give to backends of their own; nobody else's backend should take them."""

@@ -1,7 +1,8 @@
 """`torch-eager`: the PyTorch module itself, on the CPU, as PyTorch runs it call by call.
 
-The worker calls the factory again, under the same seed, and then loads the weights that the artifact carries: a factory
-may draw other numbers the second time, but it has to build the same module.
+The worker calls the factory again, under the same seed, casts the module where the artifact's was cast, and then loads
+the weights that the artifact carries: a factory may draw other numbers the second time, but it has to build the same
+module.
 
 What is forced, after the factory was imported and called, since either may have set something else: matrix products at
 "highest", no TF32 and no bfloat16 inside fp32 products (unless `Settings.tf32`, which concerns CUDA alone), no
@@ -16,13 +17,14 @@ import importlib.metadata
 import importlib.util
 import inspect
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from crosshead.export.artifact import Artifact, Source, import_factory, sha256_file
+from crosshead.export.artifact import Artifact, Source, cast_module, import_factory, sha256_file
 from crosshead.runtimes.base import (
     Array,
     Available,
@@ -41,6 +43,10 @@ from crosshead.runtimes.errors import BackendError, PlacementError, UnsupportedE
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+_NO_KERNEL = re.compile(r"\"(?P<op>[\w:]+)\" not implemented for '(?P<dtype>\w+)'")
+_NO_DTYPE = re.compile(r"(?:unsupported dtype|not supported|only supported)\b.*\b(?:Half|BFloat16)\b", re.IGNORECASE)
+_DTYPES = {"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "ComplexHalf": "complex32"}
 
 
 class TorchEager(Runtime):
@@ -69,6 +75,16 @@ class TorchEager(Runtime):
             raise BackendError(f"torch cannot be imported ({error}); pip install 'crosshead[torch]'") from error
 
     def _open(self, artifact: Artifact, settings: Settings, source_folder: str | None) -> Session:
+        return TorchSession(artifact, self.load(artifact, settings, source_folder))
+
+    def load(self, artifact: Artifact, settings: Settings, source_folder: str | None) -> "nn.Module":
+        """Return the artifact's module with its weights, precision and mode, and force what torch may do.
+
+        Raises:
+            UnsupportedError: there is no module, only a graph.
+            PlacementError: the module is not on the CPU.
+            BackendError: the factory, or the weights, are not those of the export.
+        """
         import torch
 
         torch.set_num_threads(settings.threads)  # before the factory as well: it may compute
@@ -76,9 +92,9 @@ class TorchEager(Runtime):
         if source.factory is None or artifact.weights_path is None:
             raise UnsupportedError(f"artifact {artifact.id} has no PyTorch source: it was made from a bare .onnx file")
         module = make_module(source, Path(source_folder) if source_folder is not None else None)
+        if source.cast is not None:
+            module = cast_module(module, source.cast)
         load_weights(module, artifact.weights_path, source)
-        if artifact.manifest.precision != "fp32":
-            module = module.to({"fp16": torch.float16, "bf16": torch.bfloat16}[artifact.manifest.precision])
         if not source.training:
             module = module.eval()
         elsewhere = {str(value.device) for value in [*module.parameters(), *module.buffers()]} - {"cpu"}
@@ -88,7 +104,7 @@ class TorchEager(Runtime):
             )
         force_precision(settings)
         torch.set_num_threads(settings.threads)
-        return _TorchSession(artifact, module)
+        return module
 
 
 def make_module(source: Source, folder: Path | None) -> "nn.Module":
@@ -176,32 +192,39 @@ def force_precision(settings: Settings) -> None:
     """Set what torch may do to fp32 products, whatever was set before; see the module's docstring."""
     import torch
 
-    cuda = "tf32" if settings.tf32 else "ieee"
-    torch.set_float32_matmul_precision("highest")
     backends: Any = torch.backends  # these attributes are made at run time
-    for backend, value in ((backends.mkldnn, "ieee"), (backends.cudnn, cuda)):
-        for part in (backend, backend.conv, backend.rnn):
-            part.fp32_precision = value
-    backends.mkldnn.matmul.fp32_precision = "ieee"
-    backends.cuda.matmul.fp32_precision = cuda
+    for part in (backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn):
+        part.fp32_precision = "ieee"
+    torch.set_float32_matmul_precision("highest")
+    # The older switches set the newer ones with them. The other way round the two disagree, and then torch's own
+    # exporter and compiler, which still read the older ones, raise.
+    backends.cuda.matmul.allow_tf32 = settings.tf32
+    backends.cudnn.allow_tf32 = settings.tf32
     backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     backends.mha.set_fastpath_enabled(False)
 
 
-class _TorchSession(Session):
+class TorchSession(Session):
+    """A module that is called as it is, on the CPU, without gradients."""
+
     def __init__(self, artifact: Artifact, module: "nn.Module") -> None:
         super().__init__(artifact)
         self._module = module
+        self._callee: Callable[..., object] = module
         kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
         self._positional = inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds
 
     def _run(self, inputs: Mapping[str, Array]) -> Outputs:
+        import torch
         from torch.utils import _pytree
 
         try:
             result = self._call(inputs)()
         except Exception as error:
+            unsupported = _unsupported(error)
+            if unsupported:
+                raise UnsupportedError(f"torch {torch.__version__} {unsupported}") from error
             raise BackendError(f"the module raised {type(error).__name__}: {error}") from error
         leaves = [leaf for leaf in _pytree.tree_leaves(result) if _is_tensor(leaf)]
         names = [spec.name for spec in self._artifact.manifest.outputs]
@@ -217,14 +240,14 @@ class _TorchSession(Session):
     def _call(self, inputs: Mapping[str, Array]) -> Step:
         import torch
 
-        module = self._module
+        callee = self._callee
         tensors = {name: _to_tensor(inputs[name]) for name in (spec.name for spec in self._artifact.manifest.inputs)}
         arguments = tuple(tensors.values()) if self._positional else ()
         keywords = {} if self._positional else tensors
 
         @torch.inference_mode()
         def step() -> object:
-            return module(*arguments, **keywords)
+            return callee(*arguments, **keywords)
 
         return step
 
@@ -245,6 +268,14 @@ class _TorchSession(Session):
             "grad": "inference_mode",
             "device": "cpu",
         }
+
+
+def _unsupported(error: Exception) -> str:
+    """Return op and dtype where torch lacks a kernel; empty for any other error."""
+    text = " ".join(str(error).split())
+    if found := _NO_KERNEL.search(text):
+        return f"has no CPU kernel for {found['op']} of {_DTYPES.get(found['dtype'], found['dtype'].lower())}"
+    return f"on the CPU: {text}" if _NO_DTYPE.search(text) else ""
 
 
 def _is_tensor(value: object) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from crosshead.runtimes.errors import (
     InputError,
     PlacementError,
     SessionClosedError,
+    UnknownBackendError,
     UnsupportedError,
     WorkerCrashedError,
     WorkerError,
@@ -74,6 +76,7 @@ class Worker:
         settings: Settings,
         *,
         source_folder: Path | None = None,
+        cache_folder: Path | None = None,
         timeout_s: float = 120.0,
         memory_limit_bytes: int | None = None,
     ) -> None:
@@ -84,6 +87,8 @@ class Worker:
             artifact: folder of the artifact.
             settings: how it is to run.
             source_folder: where the user's factory stands, for backends that execute the module.
+            cache_folder: where a backend that compiles keeps what it made; workers that share it compile once. None
+                for a folder of this worker's own, which is deleted with it.
             timeout_s: seconds until each reply, beside what a request itself asks to be spent.
             memory_limit_bytes: resident size at which it is ended; None for 90 % of what is free when it starts.
         """
@@ -93,6 +98,7 @@ class Worker:
             settings=settings,
             source_folder=None if source_folder is None else str(Path(source_folder).resolve()),
         )
+        self._cache_folder = None if cache_folder is None else Path(cache_folder).resolve()
         self._timeout_s = timeout_s
         self._memory_limit_bytes = memory_limit_bytes
         self._process: subprocess.Popen[bytes] | None = None
@@ -115,6 +121,9 @@ class Worker:
             raise WorkerError("this worker was started before; make another one")
         if self._memory_limit_bytes is None:
             self._memory_limit_bytes = default_memory_limit_bytes()
+        compiles = _compiles(self._open.runtime)
+        own_cache = tempfile.mkdtemp(prefix="crosshead-cache-") if compiles and self._cache_folder is None else None
+        cache = Path(own_cache) if own_cache is not None else self._cache_folder
         handle, path = tempfile.mkstemp(prefix="crosshead-worker-", suffix=".log")
         errors = Path(path).open("rb")  # noqa: SIM115  # lives as long as the worker
         try:
@@ -123,11 +132,12 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=handle,
-                env=child_environment(self._open.settings),
+                env=child_environment(self._open.settings, cache if compiles else None),
                 start_new_session=True,  # the terminal's Ctrl-C reaches the parent alone, and a group can be ended
             )
         except OSError as error:
             errors.close()
+            _remove(own_cache)
             raise WorkerError(f"a worker process cannot be started: {error.strerror or error}") from error
         finally:
             os.close(handle)
@@ -136,7 +146,7 @@ class Worker:
         assert self._process.stdout is not None, "it is a pipe"
         self._errors, self._lines = errors, LineReader(self._process.stdout)
         leftover = path if sys.platform == "win32" else None
-        self._end = weakref.finalize(self, _end, os.getpid(), self._process, self._lines, errors, leftover)
+        self._end = weakref.finalize(self, _end, os.getpid(), self._process, self._lines, errors, leftover, own_cache)
         self._open_deadline = time.monotonic() + self._timeout_s
         self._send(self._open)
 
@@ -363,8 +373,27 @@ def describe_status(status: int) -> str:
     return f"was ended by {name}{hint}"
 
 
+def _compiles(name: str) -> bool:
+    from crosshead.runtimes.registry import get_runtime
+
+    try:
+        return get_runtime(name).capabilities.compiles
+    except UnknownBackendError:  # the worker says so
+        return False
+
+
+def _remove(folder: str | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _end(
-    owner: int, process: "subprocess.Popen[bytes]", lines: LineReader, errors: BinaryIO, leftover: str | None
+    owner: int,
+    process: "subprocess.Popen[bytes]",
+    lines: LineReader,
+    errors: BinaryIO,
+    leftover: str | None,
+    own_cache: str | None,
 ) -> None:
     """Kill the worker and all that it started, and release what the parent holds. Runs once: on close, or at exit."""
     if os.getpid() != owner:  # a fork of the parent: not its worker
@@ -382,3 +411,4 @@ def _end(
     errors.close()
     if leftover is not None:
         Path(leftover).unlink(missing_ok=True)
+    _remove(own_cache)

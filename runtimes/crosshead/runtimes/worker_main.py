@@ -149,15 +149,19 @@ class Server:
     def _run(self, request: messages.Run) -> messages.Reply:
         session = self._opened_session()
         inputs = unpack_arrays(Path(request.inputs))
+        compile_s = session.compile(inputs)
         started = time.perf_counter()
         outputs = session.run(inputs)
         call_s = time.perf_counter() - started
         write_whole(Path(request.outputs), pack_arrays(outputs))
-        return messages.Ran(call_s=call_s, placement=session.prove(inputs))
+        placement = session.prove(inputs)
+        details = session.details() if compile_s is not None else {}
+        return messages.Ran(call_s=call_s, placement=placement, compile_s=compile_s, details=details)
 
     def _warm_up(self, request: messages.WarmUp) -> messages.Reply:
         session = self._opened_session()
         inputs = unpack_arrays(Path(request.inputs))
+        compile_s = session.compile(inputs)
         step = session.bind(inputs)
         first_call_s = timing.first_call(step)
         session.prove(inputs)  # after the first call, which it would warm up
@@ -173,6 +177,7 @@ class Server:
             calls_per_sample=warm.calls_per_sample,
             host_to_device_s=to_device,
             device_to_host_s=to_host,
+            compile_s=compile_s,
         )
 
     def _measure(self, request: messages.Measure) -> messages.Reply:
