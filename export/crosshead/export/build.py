@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 import torch
 from safetensors.torch import save_file
@@ -14,11 +15,13 @@ from crosshead.export._findings import missing_attention, source_findings
 from crosshead.export._graph_file import GraphFile, count_ops, tensor_specs, write_graph
 from crosshead.export._quiet import printing_to_stderr
 from crosshead.export._records import CaseFiles, artifact_id, check_fit, precision_of, record_cases
+from crosshead.export._rounding import rounding_findings
 from crosshead.export._scratch import scratch_folder
 from crosshead.export.artifact import (
     Arrays,
     Artifact,
     ArtifactNotice,
+    CaptureError,
     Form,
     FormError,
     GraphVerdict,
@@ -29,22 +32,28 @@ from crosshead.export.artifact import (
     sha256_file,
     write_artifact,
 )
-from crosshead.export.capture import EXPORTER, Captured, capture
+from crosshead.export.capture import Captured, capture
 from crosshead.export.case import Case
 from crosshead.export.float64 import check_graph, module_outputs_float64, module_sensitivity
-from crosshead.export.forms import check_form, lower
+from crosshead.export.float64.graph_check import MOST_CASES
+from crosshead.export.forms import Exporter, check_form, lower
+from crosshead.export.precision import CastSource, cast_cases, cast_source
 from crosshead.export.size_cases import SizeCases, record_size_cases, size_cases
 from crosshead.export.source import LoadedSource
 
 OnStep = Callable[[str], None]
 
-CHECK_MEMORY = 11
-"""Memory that the check in float64 takes at its peak, in sizes of the weights; 10 were measured on 288 MB of them."""
+CHECK_MEMORY = 3
+"""Memory that the check in float64 takes at its peak, in sizes of the weights; 2.0 were measured on 288 MB of them."""
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all artifacts of one source have in common."""
+    """What all artifacts of one source and precision have in common.
+
+    The module and the inputs of `cases` are in that precision; `expected` is what they compute in float64, to hold
+    graphs against. What is expected of backends stands in `files`: it comes of the module before it was rounded.
+    """
 
     loaded: LoadedSource
     captured: Captured
@@ -65,40 +74,47 @@ def export_source(
     *,
     forms: Sequence[tuple[Form, int]],
     out: Path,
+    precisions: Sequence[Precision] = (),
+    exporter: Exporter = "dynamo",
     on_step: OnStep = lambda _: None,
 ) -> list[Artifact]:
-    """Export a module and write one artifact for each form and opset.
+    """Export a module and write one artifact for each precision, form and opset.
 
-    The module is captured once; expected outputs and sensitivities are computed once. The `native` part of each
-    yardstick is left open: it is measured where a clean process can be had.
+    The module is captured once for each precision. What a backend is expected to give is the module's float64 value
+    before weights and inputs were rounded to the precision; what a graph is held against is that after. The `native`
+    part of each yardstick is left open: it is measured where a clean process can be had.
 
     Args:
         loaded: the source.
         cases: at least one; they travel with every artifact.
         forms: pairs of form and opset.
         out: folder that takes one folder an artifact, `<out>/<artifact id>`.
+        precisions: what to cast the module to; empty leaves it as it came.
+        exporter: which of torch's exporters captures the module.
         on_step: told in a few words what is being done.
 
     Returns:
-        The artifacts, in the order of `forms`.
+        The artifacts, precision by precision, in the order of `forms`.
 
     Raises:
-        FormError: a form or opset that is not offered, or a graph that is not valid in it.
+        FormError: a form or opset that is not offered with this exporter, or a graph that is not valid in it.
         CaptureError: the exporter refused the module.
-        SourceError: a case does not fit, or the module fails on it.
+        SourceError: a case does not fit, the module fails on it, or cannot be cast.
         ArtifactError: `out` cannot be written. In every case nothing of this call is left behind.
     """
     pairs = list(dict.fromkeys(forms))
     for form, opset in pairs:
-        check_form(form, opset)
+        check_form(form, opset, exporter)
     if not cases:
         raise SourceError("no case was given; an artifact carries one at least")
     artifacts: list[Artifact] = []
     with scratch_folder(out) as scratch:
         try:
-            shared = _prepare(loaded, cases, scratch, on_step)
-            for form, opset in pairs:
-                artifacts.append(_build(shared, form, opset, out, scratch, on_step))
+            expected: dict[str, Arrays] = {}
+            for precision in tuple(dict.fromkeys(precisions)) or (None,):
+                shared = _prepare(loaded, cases, precision, expected, exporter, scratch, on_step)
+                for form, opset in pairs:
+                    artifacts.append(_build(shared, form, opset, out, scratch, on_step))
         except BaseException:
             for artifact in artifacts:
                 shutil.rmtree(artifact.folder, ignore_errors=True)
@@ -106,44 +122,89 @@ def export_source(
     return artifacts
 
 
-def _prepare(loaded: LoadedSource, cases: Sequence[Case], scratch: Path, on_step: OnStep) -> _Shared:
+def _prepare(
+    loaded: LoadedSource,
+    cases: Sequence[Case],
+    asked: Precision | None,
+    expected: dict[str, Arrays],
+    exporter: Exporter,
+    scratch: Path,
+    on_step: OnStep,
+) -> _Shared:
+    """Do for one precision what all forms share.
+
+    `expected` takes the float64 outputs of the module as it came, for the next precision to find.
+    """
     name = loaded.source.name
-    precision = _precision(loaded)
-    for case in cases:
-        check_fit(_declared_inputs(loaded), case)
-    on_step(f"exporting {name}")
-    captured = capture(loaded)
-    for case in cases:
+    cast = CastSource(loaded, tuple(cases)) if asked is None else cast_source(loaded, cases, asked)
+    precision = asked or _precision(loaded)
+    for case in cast.cases:
+        check_fit(_declared_inputs(cast.loaded), case)
+    on_step(f"exporting {name}" + (f" in {asked}" if asked else ""))
+    captured = _capture(cast, exporter)
+    for case in cast.cases:
         check_fit(_captured_inputs(captured), case)  # axes that were declared apart may have to be equal
-    expected: dict[str, Arrays] = {}
     sensitivities = {}
-    for case in cases:
+    proven: dict[str, Arrays] = {}
+    for number, (case, rounded) in enumerate(zip(cases, cast.cases, strict=True)):
         on_step(f"computing {case.name} in float64")
         try:
             with printing_to_stderr():
-                expected[case.name] = module_outputs_float64(loaded.module, case.inputs, captured.output_names)
+                if tuple(expected.get(case.name, ())) != captured.output_names:
+                    expected[case.name] = module_outputs_float64(loaded.module, case.inputs, captured.output_names)
                 sensitivities[case.name] = module_sensitivity(
                     loaded.module, case.inputs, expected[case.name], precision
                 )
+                if cast.loaded is loaded:
+                    proven[case.name] = expected[case.name]
+                elif number < MOST_CASES:
+                    proven[case.name] = module_outputs_float64(
+                        cast.loaded.module, rounded.inputs, captured.output_names
+                    )
         except SourceError as error:
             raise SourceError(f"{name}, case {case.name}: {error}") from error
     on_step(f"computing {name} in float64 at other sizes")
-    sizes = size_cases(loaded, _captured_inputs(captured), captured.output_names, growth=_growth(cases, expected))
-    weights = scratch / "weights.safetensors"
-    write_weights(loaded.module, weights)
+    specs = [  # the axes of the graph, the dtypes of the source: cases are rounded after
+        msgspec.structs.replace(spec, dtype=loaded.inputs[spec.name].dtype.name) for spec in _captured_inputs(captured)
+    ]
+    sizes = size_cases(loaded, specs, captured.output_names, growth=_growth(cases, expected))
+    small = sizes.cases if asked is None else cast_cases(sizes.cases, asked, loaded.roles)
+    weights = scratch / f"weights-{precision}.safetensors"
+    write_weights(cast.loaded.module, weights)
     return _Shared(
-        loaded,
+        cast.loaded,
         captured,
-        cases,
-        expected,
-        record_cases(cases, expected, sensitivities, precision),
+        cast.cases,
+        proven,
+        record_cases(cast.cases, expected, sensitivities, precision),
         sizes,
-        record_size_cases(loaded, sizes, sensitivities, precision),
+        record_size_cases(loaded, sizes, sensitivities, precision, rounded=small),
         weights,
         sha256_file(weights),
         precision,
-        (*loaded.notices, *captured.notices, *source_findings(loaded, captured.model, cases), *sizes.notices),
+        (
+            *cast.loaded.notices,
+            *cast.notices,
+            *captured.notices,
+            *source_findings(cast.loaded, captured.model, cast.cases),
+            *sizes.notices,
+        ),
     )
+
+
+def _capture(cast: CastSource, exporter: Exporter) -> Captured:
+    """Capture the module; where it was cast, a refusal says to what.
+
+    Raises:
+        CaptureError: the exporter refused.
+    """
+    try:
+        return capture(cast.loaded, exporter)
+    except CaptureError as error:
+        precision = cast.loaded.source.cast
+        if precision is None:
+            raise
+        raise CaptureError(f"in {precision}: {error}") from error
 
 
 def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on_step: OnStep) -> Artifact:
@@ -159,17 +220,14 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
     if names != shared.captured.output_names:
         raise FormError(f"form {form}: outputs came out as {names}, expected {shared.captured.output_names}")
     on_step(f"checking {form}, opset {opset}, in float64")
-    verdict = _too_large(graph) or check_graph(
-        graph.proto,
-        shared.loaded.module,
-        {case.name: case.inputs for case in shared.cases},
-        shared.expected,
-    )
+    inputs = {case.name: case.inputs for case in shared.cases}
+    too_large = _too_large(graph)
+    verdict = too_large or check_graph(graph.proto, shared.loaded.module, inputs, shared.expected)
     ops = count_ops(graph.proto)
     manifest = Manifest(
         id=identity,
         source=source,
-        exporter=EXPORTER,
+        exporter=shared.captured.exporter,
         exporter_version=str(torch.__version__),  # a subclass of str, which msgspec does not take
         opset=opset,
         form=form,
@@ -183,7 +241,11 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
         roles=shared.loaded.roles,
         ops=ops,
         graph=verdict,
-        notices=(*shared.notices, *missing_attention(form, ops)),
+        notices=(
+            *shared.notices,
+            *missing_attention(form, ops),
+            *rounding_findings(graph.proto, {} if too_large else inputs, shared.precision),
+        ),
         size_cases=shared.size_files.records,
         sizes_left_out=shared.sizes.left_out,
     )

@@ -59,13 +59,17 @@ def cast_source(loaded: LoadedSource, cases: Sequence[Case], precision: Precisio
         return CastSource(loaded, tuple(cases))
     module = _cast_copy(name, loaded.module, precision)
     notices = _notices(name, _lost_weights(state, _floats(module)), precision)
-    rounded = []
-    for case in cases:
-        rounded.append(replace(case, inputs=cast_inputs(case.inputs, dtype, loaded.roles)))
-        notices += _notices(f"{name} {case.name}", _lost_inputs(case.inputs, rounded[-1].inputs), precision)
+    rounded = cast_cases(cases, precision, loaded.roles)
+    for case, cast in zip(cases, rounded, strict=True):
+        notices += _notices(f"{name} {case.name}", _lost_inputs(case.inputs, cast.inputs), precision)
     source = msgspec.structs.replace(loaded.source, cast=precision)
     inputs = cast_inputs(loaded.inputs, dtype, loaded.roles)
     return CastSource(replace(loaded, module=module, inputs=inputs, source=source), tuple(rounded), tuple(notices))
+
+
+def cast_cases(cases: Sequence[Case], precision: Precision, roles: Mapping[str, str]) -> list[Case]:
+    """Return the cases with their inputs rounded (`cast_inputs`)."""
+    return [replace(case, inputs=cast_inputs(case.inputs, DTYPES[precision], roles)) for case in cases]
 
 
 def cast_inputs(inputs: Arrays, dtype: np.dtype[Any], roles: Mapping[str, str]) -> Arrays:

@@ -77,7 +77,12 @@ def size_cases(
 
 
 def record_size_cases(
-    loaded: LoadedSource, found: SizeCases, usual: Mapping[str, Sensitivities], precision: Precision
+    loaded: LoadedSource,
+    found: SizeCases,
+    usual: Mapping[str, Sensitivities],
+    precision: Precision,
+    *,
+    rounded: Sequence[Case] | None = None,
 ) -> CaseFiles:
     """Pack the cases for an artifact.
 
@@ -89,6 +94,7 @@ def record_size_cases(
         found: the cases.
         usual: sensitivities of the artifact's usual cases, by case name.
         precision: of the graph.
+        rounded: the same cases in the graph's precision, where that is not the source's.
     """
     weights = sum(tensor.numel() for tensor in (*loaded.module.parameters(), *loaded.module.buffers()))
     sensitivities: dict[str, Sensitivities] = {}
@@ -102,7 +108,7 @@ def record_size_cases(
             name: (max(each[name][0] for each in known), max(each[name][1] for each in known))
             for name in dict.fromkeys(name for each in known for name in each)
         }
-    files = record_cases(found.cases, found.expected, sensitivities, precision)
+    files = record_cases(found.cases if rounded is None else rounded, found.expected, sensitivities, precision)
     records = tuple(msgspec.structs.replace(record, sizes=found.sizes[record.name]) for record in files.records)
     return CaseFiles(records, files.blobs)
 
