@@ -103,7 +103,15 @@ def test_a_precision_without_digits_is_not_passed() -> None:
 
 
 def test_no_yardstick_is_not_a_pass() -> None:
-    assert judged(0.0, yardstick=None).verdict == "suspect"
+    assert judged(1e-12, yardstick=None).verdict == "suspect"
+
+
+def test_an_oracle_of_zeros_passes_zeros_and_doubts_the_rest() -> None:
+    zeros = np.zeros((2, 3))
+    for got, verdict in ((zeros, "pass"), (zeros + 1e-9, "suspect")):
+        record = judge_output("y", got, zeros, expected_dtype="float64", yardstick=YARDSTICK, use_native=True)
+        assert record.verdict == verdict
+    assert "zero everywhere" in record.reason
 
 
 def test_what_is_said_by_name_goes_first() -> None:

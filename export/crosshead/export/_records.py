@@ -1,5 +1,6 @@
 """What is written of cases and ids, the same way for an exported module and for a bare .onnx."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def record_cases(
         yardsticks = {
             name: Yardstick(sensitivity=whole, sensitivity_row=row, unit_roundoff=UNIT_ROUNDOFFS[precision])
             for name, (whole, row) in sensitivities[case.name].items()
+            if math.isfinite(whole) and math.isfinite(row)  # an oracle of zeros has no relative error
         }
         records.append(
             CaseRecord(
