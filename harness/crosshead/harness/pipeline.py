@@ -24,6 +24,7 @@ from crosshead.harness.accuracy import (
     visit,
     with_native,
 )
+from crosshead.harness.axes import BAKED, AxesProof, prove_axes
 from crosshead.harness.cells import Cell, choose_backends, make_cells
 from crosshead.harness.padding import padded_notices
 from crosshead.harness.plan import Plan, default_threads
@@ -115,6 +116,7 @@ class _Run:
         self._began = time.monotonic()
         self._cpu_times = CpuTimes()
         self._artifacts: list[Artifact] = []
+        self._axes: dict[str, AxesProof] = {}
         self._notices: list[Notice] = []
 
     def carry_out(self) -> Finished:
@@ -148,14 +150,16 @@ class _Run:
             backends,
             self._settings,
             source_folder=prepared.source_folder,
+            cache_folder=scratch / "compiled",
             timed="bench" in self._parts,
         )
-            cache_folder=scratch / "compiled",
         cells.sort(key=lambda cell: cell.runtime.capabilities.executes != "module")  # native before those it judges
         visits = self._visit_all(cells, refused, prepared, scratch)
         if "compare" in self._parts:
             current = {artifact.id: artifact for artifact in self._artifacts}
             self._update(agreements=agreements(visits, current))
+        if self._parts != ("bench",):
+            self._prove_axes(scratch)
         if "bench" in self._parts:
             self._measure(visits, prepared)
         steal_share = CpuTimes().steal_share(self._cpu_times)
@@ -239,6 +243,18 @@ class _Run:
     def _current(self, artifact: Artifact) -> Artifact:
         """Return the artifact with the manifest as it stands now."""
         return next(other for other in self._artifacts if other.id == artifact.id)
+
+    def _prove_axes(self, scratch: Path) -> None:
+        """Run every artifact at other sizes of its dynamic axes; one with a size baked in is not called right."""
+        for index, artifact in enumerate(self._artifacts):
+            self._progress(f"{artifact.id}: other sizes of its dynamic axes")
+            folder = scratch / f"axes{index}"
+            folder.mkdir()
+            proof = prove_axes(artifact, self._settings, folder, self._limits)
+            self._artifacts[index] = proof.noted(artifact)
+            self._axes[artifact.id] = proof
+            self._notices += [notice for notice in proof.notices if notice.code != BAKED]  # the artifact's own
+        self._update(artifacts=self._artifact_records(), notices=self._notices)
 
     # --- latency
 
@@ -328,10 +344,10 @@ class _Run:
         )
 
     def _artifact_records(self) -> list[ArtifactRecord]:
-        return [_artifact_record(artifact) for artifact in self._artifacts]
+        return [_artifact_record(artifact, self._axes.get(artifact.id, AxesProof())) for artifact in self._artifacts]
 
 
-def _artifact_record(artifact: Artifact) -> ArtifactRecord:
+def _artifact_record(artifact: Artifact, proof: AxesProof) -> ArtifactRecord:
     manifest = artifact.manifest
     return ArtifactRecord(
         id=manifest.id,
@@ -344,7 +360,8 @@ def _artifact_record(artifact: Artifact) -> ArtifactRecord:
         form=manifest.form,
         precision=manifest.precision,
         ops=manifest.ops,
-        graph=msgspec.convert(msgspec.to_builtins(manifest.graph), GraphRecord),
+        graph=proof.judged(msgspec.convert(msgspec.to_builtins(manifest.graph), GraphRecord)),
+        axes=proof.axes,
         notices=[Notice(code=n.code, message=n.message, where=n.where or manifest.id) for n in manifest.notices],
     )
 

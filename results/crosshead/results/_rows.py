@@ -190,6 +190,11 @@ def graph_line(artifact: ArtifactRecord) -> str:
     return ", ".join(parts)
 
 
+def axes_line(artifact: ArtifactRecord) -> str:
+    """Return what is known of each dynamic axis of one artifact; empty where nothing was asked."""
+    return " · ".join(f"{name} {said}" for name, said in artifact.axes.items())
+
+
 def environment_line(environment: EnvironmentRecord) -> str:
     """Return the machine and the libraries that matter in one line."""
     cores = f"{environment.cores} cores" if environment.cores != 1 else "1 core"
@@ -246,11 +251,6 @@ def footnotes(record: RunRecord) -> list[str]:
         )
     if any(cell.latency is not None and cell.latency.ci_low_s is not None for cell in record.cells):
         notes.append("± is the 95 % interval of the median over processes.")
-    unsteady = [cell.label for cell in record.cells if cell.latency is not None and not cell.latency.steady]
-    if unsteady:
-        notes.append(f"Never reached a steady state in its warm-up: {', '.join(dict.fromkeys(unsteady))}.")
-    return notes
-
     compiled = [
         f"{cell.backend} {cell.case} {duration(cell.latency.compile_s)}"
         + (f" (again, from the run's cache: {duration(again)})" if (again := cell.latency.compile_cached_s) else "")
@@ -259,6 +259,11 @@ def footnotes(record: RunRecord) -> list[str]:
     ]
     if compiled:
         notes.append(f"Compiling for the case comes before the first call and is no part of it: {', '.join(compiled)}.")
+    unsteady = [cell.label for cell in record.cells if cell.latency is not None and not cell.latency.steady]
+    if unsteady:
+        notes.append(f"Never reached a steady state in its warm-up: {', '.join(dict.fromkeys(unsteady))}.")
+    return notes
+
 
 def closing_sentence(record: RunRecord) -> str:
     """Return the overall verdict, and for each case the fastest cell that passes."""

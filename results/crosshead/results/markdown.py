@@ -7,6 +7,7 @@ from crosshead.results._rows import (
     Row,
     all_notices,
     artifact_titles,
+    axes_line,
     baseline,
     closing_sentence,
     environment_line,
@@ -28,6 +29,8 @@ def summary(record: RunRecord) -> str:
         titles = artifact_titles(record.artifacts)
         graphs = [(titles[a.id], f"`{a.id}`", graph_line(a), _ops(a.ops)) for a in record.artifacts]
         parts += ["## Graphs, in float64", _table(("artifact", "id", "verdict", "nodes"), graphs)]
+        axes = [f"- axes of {titles[a.id]}: {_text(axes_line(a))}" for a in record.artifacts if a.axes]
+        parts += ["\n".join(axes)] if axes else []
     rows = make_rows(record)
     if rows:
         names = {cell.backend for row in rows if (cell := baseline(record, row.case)) is not None}

@@ -40,7 +40,11 @@ class GraphRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArtifactRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One artifact of the run. `path` is relative to the run's folder; `ops` counts nodes by `domain::op`."""
+    """One artifact of the run. `path` is relative to the run's folder; `ops` counts nodes by `domain::op`.
+
+    `axes` says of each dynamic axis `proved: 1, 11` (sizes it was run at) or `not proved: …` with the reason; it is
+    empty where nothing was asked.
+    """
 
     id: str
     path: str
@@ -54,6 +58,7 @@ class ArtifactRecord(msgspec.Struct, frozen=True, kw_only=True):
     ops: dict[str, int]
     graph: GraphRecord
     notices: list[Notice] = []
+    axes: dict[str, str] = {}
 
 
 class ProviderRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,14 +176,14 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
         steady: whether every process reached a steady state in its warm-up.
         settled: whether the interval came within ±1 % of the median.
         host_to_device_s, device_to_host_s: copies, apart; None where nothing is copied.
+        compile_s: compiling for the case in the first process of the run to do so, one call included; None where the
+            backend does not compile.
+        compile_cached_s: median over processes of the same, with what the first one left in the run's cache.
         gflop_s: arithmetic of the block by formula, over the median; None where there is no formula.
     """
 
     median_s: float
     ci_low_s: float | None = None
-        compile_s: compiling for the case in the first process of the run to do so, one call included; None where the
-            backend does not compile.
-        compile_cached_s: median over processes of the same, with what the first one left in the run's cache.
     ci_high_s: float | None = None
     min_s: float | None = None
     p90_s: float | None = None
@@ -197,13 +202,13 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
     settled: bool = False
     host_to_device_s: float | None = None
     device_to_host_s: float | None = None
+    compile_s: float | None = None
+    compile_cached_s: float | None = None
     gflop_s: float | None = None
 
 
 class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One (artifact, backend, case, threads). Either measurements or the reason it ended.
-    compile_s: float | None = None
-    compile_cached_s: float | None = None
 
     Attributes:
         status: ok; unsupported (the backend does not take it); failed (it crashed, hung, or was refused); void

@@ -18,6 +18,7 @@ from crosshead.results._rows import (
     Row,
     all_notices,
     artifact_titles,
+    axes_line,
     closing_sentence,
     environment_line,
     footnotes,
@@ -103,6 +104,11 @@ def render_run(record: RunRecord, console: Console) -> None:
     for artifact in record.artifacts:
         colour = _COLOURS.get(artifact.graph.verdict, "")
         _print(console, (f"graph {titles[artifact.id]}: ", ""), (graph_line(artifact), colour))
+        if artifact.axes:
+            proved = all(said.startswith("proved") for said in artifact.axes.values())
+            _print(
+                console, (f"axes {titles[artifact.id]}: ", ""), (axes_line(artifact), "green" if proved else "yellow")
+            )
     rows = make_rows(record)
     if rows:
         console.print()
