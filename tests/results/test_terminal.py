@@ -119,6 +119,10 @@ def test_artifacts_of_one_form_and_opset_are_told_apart() -> None:
     text = shown(run(artifacts=precisions))
     assert "graph standard 23 fp32:" in text
     assert "graph standard 23 fp16:" in text
+    modules = [cell(backend="torch-eager", artifact=each.id) for each in precisions]
+    text = shown(run(artifacts=precisions, cells=modules))
+    assert line_of(text, "1x128", "module fp32")
+    assert line_of(text, "1x128", "module fp16")
 
 
 def test_the_last_sentence_names_the_fastest_that_passes_in_each_case() -> None:

@@ -97,7 +97,9 @@ def make_rows(record: RunRecord) -> list[Row]:
 def _make_row(record: RunRecord, cell: CellRecord, unit: str | None, titles: dict[str, str], show_threads: bool) -> Row:
     row = Row(
         case=cell.case,
-        artifact="module" if cell.backend.startswith(_SOURCE_BACKENDS) else titles.get(cell.artifact, cell.artifact),
+        artifact=_module_title(record, cell)
+        if cell.backend.startswith(_SOURCE_BACKENDS)
+        else titles.get(cell.artifact, cell.artifact),
         backend=f"{cell.backend} ({cell.threads} threads)" if show_threads else cell.backend,
         verdict=verdict_word(cell),
         reasons=_reasons(cell),
@@ -114,6 +116,12 @@ def _make_row(record: RunRecord, cell: CellRecord, unit: str | None, titles: dic
     if cell.latency is not None:
         figures |= _latency(cell.latency, unit) | _against_baseline(record, cell)
     return Row(**{**vars(row), **figures})
+
+
+def _module_title(record: RunRecord, cell: CellRecord) -> str:
+    """Return what stands for the form where the module itself was run: its precision, unless there is one for all."""
+    precisions = {artifact.id: artifact.precision for artifact in record.artifacts}
+    return "module" if len(set(precisions.values())) < 2 else f"module {precisions.get(cell.artifact, '')}".strip()
 
 
 def _latency(latency: LatencyRecord, unit: str | None) -> dict[str, str]:
