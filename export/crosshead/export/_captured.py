@@ -20,12 +20,14 @@ class Captured:
         model: at opset `CANONICAL_OPSET`; inputs named and ordered as the source's.
         output_names: in the order of the module's tensors.
         notices: what a person should know about the graph.
+        draws: each step of the module that draws random numbers, in words; empty where none does.
     """
 
     exporter: str
     model: ir.Model
     output_names: tuple[str, ...]
     notices: tuple[ArtifactNotice, ...]
+    draws: tuple[str, ...] = ()
 
 
 def check_alone(loaded: LoadedSource) -> None:

@@ -9,6 +9,7 @@ from crosshead.export._captured import Captured, check_alone, check_axes
 from crosshead.export._failure import capture_error
 from crosshead.export._naming import name_inputs, name_outputs, program_outputs
 from crosshead.export._quiet import silence
+from crosshead.export._randomness import program_draws
 from crosshead.export._sizes import accidents, distinct
 from crosshead.export._tensors import to_tensor
 from crosshead.export.artifact import Arrays, ArtifactNotice, CaptureError
@@ -67,7 +68,8 @@ def capture(loaded: LoadedSource, exporter: Exporter = "dynamo") -> Captured:
     notices += check_axes(loaded, model)
     notices += _check_bounds(loaded, program.exported_program)
     notices += _check_state(name, program.exported_program)
-    return Captured(EXPORTER, model, output_names, tuple(notices))
+    draws = program_draws(program.exported_program)
+    return Captured(EXPORTER, model, output_names, tuple(notices), tuple(draws))
 
 
 def _export(loaded: LoadedSource, inputs: Arrays) -> Any:

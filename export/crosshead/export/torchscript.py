@@ -20,6 +20,7 @@ from crosshead.export._captured import Captured, check_alone, check_axes
 from crosshead.export._failure import innermost
 from crosshead.export._naming import name_outputs, result_outputs
 from crosshead.export._quiet import silence
+from crosshead.export._randomness import traced_draws
 from crosshead.export._tensors import to_tensor
 from crosshead.export.artifact import CaptureError, FormError
 from crosshead.export.forms import bring_up
@@ -58,7 +59,7 @@ def capture_torchscript(loaded: LoadedSource) -> Captured:
         _name_axes(model)
     except FormError as error:
         raise CaptureError(f"{name}: {error}; {_ADVICE}") from error
-    return Captured(EXPORTER, model, output_names, tuple(check_axes(loaded, model)))
+    return Captured(EXPORTER, model, output_names, tuple(check_axes(loaded, model)), tuple(traced_draws(model)))
 
 
 class _Recorded(nn.Module):
@@ -121,11 +122,21 @@ def _reference_paths() -> Iterator[None]:
 
 
 def _strip_prefix(model: ir.Model) -> None:
-    """Give parameters the names that they have in the module itself."""
-    for value in list(model.graph.initializers.values()):
-        plain = str(value.name).removeprefix("module.")
-        if plain not in model.graph.initializers:
+    """Take the wrapper out of names: parameters are called as in the module, nodes and values after its parts."""
+    graph, nodes = model.graph, list(ir.traversal.RecursiveGraphIterator(model.graph))
+    values = [*graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
+    taken = {str(value.name) for value in (*graph.inputs, *values)}
+    for value in values:
+        plain = _plain(str(value.name))
+        if plain not in taken:
+            taken.add(plain)
             value.name = plain
+    for node in nodes:
+        node.name = _plain(str(node.name))
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("module.").removeprefix("/module/").removeprefix("/")
 
 
 def _name_axes(model: ir.Model) -> None:
