@@ -111,7 +111,16 @@ EXPORT = together(
     [
         click.option("--form", "forms", multiple=True, help="standard or decomposed; repeatable.  [both]"),
         click.option("--opset", "opsets", type=int, multiple=True, help="Opset to export at; repeatable."),
-        click.option("--precision", "precisions", multiple=True, help="fp32.", default=("fp32",)),
+        click.option(
+            "--exporter",
+            type=click.Choice(("dynamo", "torchscript")),
+            default="dynamo",
+            show_default=True,
+            help="Which of torch's exporters.",
+        ),
+        click.option(
+            "--precision", "precisions", multiple=True, help="fp32, fp16 or bf16; repeatable.  [as the module comes]"
+        ),
         click.option("--set", "options", type=Assignment(), multiple=True, help="Argument of the block or factory."),
         click.option("--batch", "batches", type=Sizes(), default="1,8", show_default=True, help="Blocks: batch sizes."),
         click.option("--seq", "lengths", type=Sizes(), default="128", show_default=True, help="Blocks: token counts."),

@@ -3,17 +3,18 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from crosshead.export.artifact import Form, Precision
+from crosshead.export.forms import Exporter
 from crosshead.harness.errors import RequestError
 from crosshead.harness.judge import Tolerances
 from crosshead.runtimes.base import Settings
 
 DEFAULT_SOURCE = "mha"
-OFFERED_PRECISIONS: tuple[Precision, ...] = ("fp32",)
+OFFERED_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 DEFAULT_FORMS: tuple[Form, ...] = ("standard", "decomposed")
 
 Shape = tuple[int, ...]
@@ -37,9 +38,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         against: a second `.onnx` file to hold against the first (`compare old.onnx new.onnx`).
         options: keyword arguments for the block or factory (`--set`).
         backends: names, or `all`.
-        forms: forms to export; empty means `DEFAULT_FORMS`; ignored for a bare `.onnx`.
+        exporter: which of torch's exporters captures a module.
+        forms: forms to export; empty means those of `DEFAULT_FORMS` that the exporter offers. Ignored for a bare
+            `.onnx`.
         opsets: opsets to export at; empty means each form's default. A form is exported at those it offers.
-        precisions: precisions to export.
+        precisions: what a module is cast to; empty leaves it as it came. A graph that was made before keeps its own.
         batches, lengths: for built-in blocks; every pair is a case.
         shapes: for other sources: by input name, one shape for every case, or one shape for all of them.
         inputs: an `.npz` with inputs for a bare `.onnx`.
@@ -60,9 +63,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     against: str | None = None
     options: Mapping[str, Option] = {}
     backends: tuple[str, ...] = ("all",)
+    exporter: Exporter = "dynamo"
     forms: tuple[Form, ...] = ()
     opsets: tuple[int, ...] = ()
-    precisions: tuple[Precision, ...] = ("fp32",)
+    precisions: tuple[Precision, ...] = ()
     batches: tuple[int, ...] = (1, 8)
     lengths: tuple[int, ...] = (128,)
     shapes: Mapping[str, tuple[Shape, ...]] = {}
@@ -95,7 +99,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 raise RequestError(f"{name} must be whole numbers from 1, got {list(sizes)}")
         if not self.backends:
             raise RequestError("no backend was asked for; give --backend NAME, or leave it out for all")
-        for precision in self.precisions or ("none",):
+        if self.exporter not in get_args(Exporter):
+            raise RequestError(f"exporter {self.exporter!r} is not offered; offered: {', '.join(get_args(Exporter))}")
+        for precision in self.precisions:
             if precision not in OFFERED_PRECISIONS:
                 raise RequestError(f"precision {precision!r} is not offered; offered: {', '.join(OFFERED_PRECISIONS)}")
 
@@ -117,14 +123,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Return each form with each opset it is to be exported at.
 
         Raises:
-            FormError: an opset that none of the forms offers, or a form with none of the opsets.
+            FormError: an opset that none of the forms offers, a form with none of the opsets, or a form that the
+                exporter's graph does not take.
         """
-        from crosshead.export import DEFAULT_OPSETS, FORM_OPSETS, check_form
+        from crosshead.export.forms import DEFAULT_OPSETS, EXPORTER_FORMS, FORM_OPSETS, check_form
 
-        forms = self.forms or DEFAULT_FORMS
+        forms = self.forms or tuple(form for form in DEFAULT_FORMS if form in EXPORTER_FORMS[self.exporter])
         for form in forms:
-            if form not in FORM_OPSETS:
-                check_form(form, 0)
+            check_form(form, DEFAULT_OPSETS.get(form, 0), self.exporter)
         if not self.opsets:
             return [(form, DEFAULT_OPSETS[form]) for form in forms]
         pairs = [(form, opset) for form in forms for opset in self.opsets if opset in FORM_OPSETS[form]]

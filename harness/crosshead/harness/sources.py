@@ -51,6 +51,11 @@ def prepare(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
         raise RequestError(
             f"two sources can be compared when both are .onnx files; got {plan.source!r} and {plan.against!r}"
         )
+    if plan.precisions and plan.source_kind != "module":
+        raise RequestError(
+            f"a graph that was made before keeps its own precision; {Path(plan.source).name} cannot be cast to "
+            f"{', '.join(plan.precisions)}: leave --precision out, or give the module"
+        )
     if plan.source_kind == "folder":
         return _read_folder(Path(plan.source), out, on_step)
     if plan.source_kind == "onnx":
@@ -72,7 +77,9 @@ def _export(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
     on_step(f"loading {plan.source}")
     loaded = load_source(plan.source, options=plan.options, seed=plan.seed, keep_training_mode=plan.keep_training_mode)
     cases = cases_for(loaded, batches=plan.batches, lengths=plan.lengths, shapes=plan.shapes)
-    artifacts = export_source(loaded, cases, forms=pairs, out=out, on_step=on_step)
+    artifacts = export_source(
+        loaded, cases, forms=pairs, out=out, precisions=plan.precisions, exporter=plan.exporter, on_step=on_step
+    )
     flops = {}
     if loaded.block is not None:
         flops = {case.name: loaded.block.flops(_shapes(case.inputs), **plan.options) for case in cases}
