@@ -120,6 +120,8 @@ OPTIONS = {
     "mask (B, 1, 1, S)": Option(mask=(B, 1, 1, S)),
     "mask (B, 1, L, 1)": Option(mask=(B, 1, L, 1)),
     "additive mask (L, S)": Option(mask=(L, S), mask_kind="float"),
+    "additive mask (L, 1)": Option(mask=(L, 1), mask_kind="float"),
+    "additive mask (B, 1, L, 1)": Option(mask=(B, 1, L, 1), mask_kind="float"),
     "additive mask (B, 1, 1, S)": Option(mask=(B, 1, 1, S), mask_kind="float"),
     "additive mask (B, H, L, S)": Option(mask=(B, H, L, S), mask_kind="float"),
     "additive mask, causal": Option("is_causal=1", mask=(L, S), mask_kind="float", formula={"is_causal": True}),

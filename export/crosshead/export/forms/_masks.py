@@ -49,7 +49,9 @@ def above_lowest(emit: Emitter, mask: ir.Value) -> ir.Value:
         "Equal", mask, emit.constant(lowest, mask.dtype, "lowest"), label="mask_is_lowest", dtype=ir.DataType.BOOL
     )
     raised = emit.constant(lowest * (63 / 64), mask.dtype, "above_lowest")
-    return emit.op("Where", is_lowest, raised, mask, label="mask_above_lowest", dtype=mask.dtype)
+    result = emit.op("Where", is_lowest, raised, mask, label="mask_above_lowest", dtype=mask.dtype)
+    result.shape = mask.shape  # `expanded` goes by it
+    return result
 
 
 def padded(emit: Emitter, attention: AttentionNode, mask: ir.Value) -> ir.Value:
