@@ -91,8 +91,8 @@ def test_what_is_beyond_the_range_is_told() -> None:
     module.weight.data[0, 1] = -7e4
     found = cast(loaded(module, {"x": np.array([1.0, 1e6, np.inf], np.float32)}))
     assert [(notice.code, notice.where, notice.message) for notice in found.notices] == [
-        ("fp16-overflow", "m", "weight holds 7e+04, and fp16 ends at 65504: it became infinite"),
-        ("fp16-overflow", "m c", "x holds 1e+06, and fp16 ends at 65504: it became infinite"),
+        ("fp16-overflow", "weight of m", "weight holds 7e+04, and fp16 ends at 65504: it became infinite"),
+        ("fp16-overflow", "x of m c", "x holds 1e+06, and fp16 ends at 65504: it became infinite"),
     ]
     assert cast(loaded(module), "bf16").notices == ()
 

@@ -14,25 +14,26 @@ _TOLD = 3
 
 
 def rounding_findings(
-    model: onnx.ModelProto, cases: Mapping[str, Arrays], precision: Precision
+    name: str, model: onnx.ModelProto, cases: Mapping[str, Arrays], precision: Precision
 ) -> list[ArtifactNotice]:
     """Look at a graph with its data loaded.
 
     Args:
+        name: of the source.
         model: the graph.
         cases: inputs by case name; none where the graph is not to be evaluated.
         precision: of the graph.
     """
-    return [*_narrowing(model), *(_beyond_range(model, cases) if precision == "fp16" else [])]
+    return [*_narrowing(f"{name} in {precision}", model), *(_beyond_range(model, cases) if precision == "fp16" else [])]
 
 
-def _narrowing(model: onnx.ModelProto) -> list[ArtifactNotice]:
+def _narrowing(where: str, model: onnx.ModelProto) -> list[ArtifactNotice]:
     casts = narrowing_casts(model)
     if not casts:
         return []
     more = f", and {len(casts) - _TOLD} more" if len(casts) > _TOLD else ""
     message = f"{'; '.join(casts[:_TOLD])}{more}: these roundings are the module's own, and vanish in float64"
-    return [ArtifactNotice(code="narrowing-cast", message=message)]
+    return [ArtifactNotice(code="narrowing-cast", message=message, where=where)]
 
 
 def _beyond_range(model: onnx.ModelProto, cases: Mapping[str, Arrays]) -> list[ArtifactNotice]:
@@ -44,7 +45,7 @@ def _beyond_range(model: onnx.ModelProto, cases: Mapping[str, Arrays]) -> list[A
     if found is None:
         return []
     message = (
-        f"{found.node} reaches {found.largest:.3g} in case {found.case}, and fp16 ends at {LARGEST:.6g}: a backend "
-        "that keeps this value in fp16 gets Inf or NaN; export in bf16 or fp32, or scale it down"
+        f"a value reaches {found.largest:.3g} in case {found.case}, and fp16 ends at {LARGEST:.6g}: a backend that "
+        "keeps it in fp16 gets Inf or NaN; export in bf16 or fp32, or scale it down"
     )
     return [ArtifactNotice(code="fp16-overflow", message=message, where=found.node)]

@@ -17,6 +17,7 @@ from crosshead.export._quiet import printing_to_stderr
 from crosshead.export._records import CaseFiles, artifact_id, check_fit, precision_of, record_cases
 from crosshead.export._rounding import rounding_findings
 from crosshead.export._scratch import scratch_folder
+from crosshead.export._spread import find_spread
 from crosshead.export.artifact import (
     Arrays,
     Artifact,
@@ -38,7 +39,7 @@ from crosshead.export.float64 import check_graph, module_outputs_float64, module
 from crosshead.export.float64.graph_check import MOST_CASES
 from crosshead.export.forms import Exporter, check_form, lower
 from crosshead.export.precision import CastSource, cast_cases, cast_source
-from crosshead.export.size_cases import SizeCases, record_size_cases, size_cases
+from crosshead.export.size_cases import SizeCases, not_tried, record_size_cases, size_cases
 from crosshead.export.source import LoadedSource
 
 OnStep = Callable[[str], None]
@@ -66,6 +67,7 @@ class _Shared:
     weights_sha256: str
     precision: Precision
     notices: tuple[ArtifactNotice, ...]
+    random: str
 
 
 def export_source(
@@ -163,11 +165,16 @@ def _prepare(
                     )
         except SourceError as error:
             raise SourceError(f"{name}, case {case.name}: {error}") from error
+    spread = find_spread(loaded, captured, cases, expected)
     on_step(f"computing {name} in float64 at other sizes")
     specs = [  # the axes of the graph, the dtypes of the source: cases are rounded after
         msgspec.structs.replace(spec, dtype=loaded.inputs[spec.name].dtype.name) for spec in _captured_inputs(captured)
     ]
-    sizes = size_cases(loaded, specs, captured.output_names, growth=_growth(cases, expected))
+    sizes = (
+        not_tried(specs, f"{spread.said}, and does not give the same numbers twice")
+        if spread.said
+        else size_cases(loaded, specs, captured.output_names, growth=_growth(cases, expected))
+    )
     small = sizes.cases if asked is None else cast_cases(sizes.cases, asked, loaded.roles)
     weights = scratch / f"weights-{precision}.safetensors"
     write_weights(cast.loaded.module, weights)
@@ -176,7 +183,7 @@ def _prepare(
         captured,
         cast.cases,
         proven,
-        record_cases(cast.cases, expected, sensitivities, precision),
+        spread.noted(record_cases(cast.cases, expected, sensitivities, precision)),
         sizes,
         record_size_cases(loaded, sizes, sensitivities, precision, rounded=small),
         weights,
@@ -188,7 +195,9 @@ def _prepare(
             *captured.notices,
             *source_findings(cast.loaded, captured.model, cast.cases),
             *sizes.notices,
+            *spread.notices,
         ),
+        spread.said,
     )
 
 
@@ -222,7 +231,7 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
     on_step(f"checking {form}, opset {opset}, in float64")
     inputs = {case.name: case.inputs for case in shared.cases}
     too_large = _too_large(graph)
-    verdict = too_large or check_graph(graph.proto, shared.loaded.module, inputs, shared.expected)
+    verdict = too_large or _checked(shared, graph, inputs)
     ops = count_ops(graph.proto)
     manifest = Manifest(
         id=identity,
@@ -244,7 +253,7 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
         notices=(
             *shared.notices,
             *missing_attention(form, ops),
-            *rounding_findings(graph.proto, {} if too_large else inputs, shared.precision),
+            *rounding_findings(source.name, graph.proto, {} if too_large else inputs, shared.precision),
         ),
         size_cases=shared.size_files.records,
         sizes_left_out=shared.sizes.left_out,
@@ -256,6 +265,17 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
         blobs={**shared.files.blobs, **shared.size_files.blobs, f"{shared.weights_sha256}.safetensors": shared.weights},
         external=graph.external,
     )
+
+
+def _checked(shared: _Shared, graph: GraphFile, inputs: Mapping[str, Arrays]) -> GraphVerdict:
+    """Hold the graph against the module; of one that draws random numbers, the weights alone."""
+    module = shared.loaded.module
+    if not shared.random:
+        return check_graph(graph.proto, module, inputs, shared.expected)
+    verdict = check_graph(graph.proto, module, {}, {})
+    if verdict.verdict == "fail":
+        return verdict
+    return msgspec.structs.replace(verdict, verdict="not-asked", detail=f"{shared.random}: no outputs to compare with")
 
 
 def _too_large(graph: GraphFile) -> GraphVerdict | None:

@@ -153,7 +153,7 @@ def _notices(where: str, lost: Mapping[str, float], precision: Precision) -> lis
         ArtifactNotice(
             code="fp16-overflow",
             message=f"{name} holds {size:.3g}, and {precision} ends at {largest:.6g}: it became infinite",
-            where=where,
+            where=f"{name} of {where}",
         )
         for name, size in lost.items()
     ]

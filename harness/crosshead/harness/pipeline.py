@@ -26,6 +26,7 @@ from crosshead.harness.accuracy import (
 )
 from crosshead.harness.axes import BAKED, AxesProof, prove_axes
 from crosshead.harness.cells import Cell, choose_backends, make_cells
+from crosshead.harness.overflow import overflow_notices
 from crosshead.harness.padding import padded_notices
 from crosshead.harness.plan import Plan, default_threads
 from crosshead.harness.sources import ARTIFACTS, Prepared, prepare
@@ -133,6 +134,7 @@ class _Run:
                 self._work(backends, Path(scratch))
         except KeyboardInterrupt:
             self._update(notices=[*self._notices, Notice(code="interrupted", message="stopped before the end")])
+            self._store.write_summary(summary(self._record))
             return Finished(self._record, self._store.path, True, by_name)
         except BaseException:
             if not self._record.artifacts:
@@ -194,8 +196,9 @@ class _Run:
             self._notices += [*noise_notices(visited), *padded_notices(visited.record)]
             self._update(cells=[*refused, *(v.record for v in visits)])
         self._update(cells=[*refused, *(v.record for v in visits)], artifacts=self._artifact_records())
-        for artifact in self._artifacts[:1]:
+        for artifact in self._one_of_each_precision():
             self._notices += native_notices(artifact)
+        self._notices += overflow_notices(visits)
         self._update(notices=self._notices)
         return visits
 
@@ -206,14 +209,16 @@ class _Run:
     def _native_cells(self, cells: Sequence[Cell], prepared: Prepared) -> list[Cell]:
         """Return what must be run only to know the source framework's own error: nothing where a cell gives it."""
         runtime = get_runtime(NATIVE_BACKEND)
-        asked = {cell.case for cell in cells if cell.runtime is runtime}
-        artifact = self._artifacts[0]
+        asked = {(cell.artifact.manifest.precision, cell.case) for cell in cells if cell.runtime is runtime}
         missing = [
-            case.name
+            (artifact, case.name)
+            for artifact in self._one_of_each_precision()
             for case in artifact.manifest.cases
-            if case.name not in asked and any(yardstick.native is None for yardstick in case.yardsticks.values())
+            if artifact.manifest.source.factory is not None
+            and (artifact.manifest.precision, case.name) not in asked
+            and any(yardstick.native is None for yardstick in case.yardsticks.values())
         ]
-        if artifact.manifest.source.factory is None or not missing or not isinstance(runtime.probe(), Available):
+        if not missing or not isinstance(runtime.probe(), Available):
             return []
         return [
             Cell(
@@ -225,8 +230,12 @@ class _Run:
                 by_name=False,
                 source_folder=prepared.source_folder,
             )
-            for case in missing
+            for artifact, case in missing
         ]
+
+    def _one_of_each_precision(self) -> list[Artifact]:
+        """Return the first artifact of each precision: the module behind those of one precision is the same."""
+        return list({artifact.manifest.precision: artifact for artifact in reversed(self._artifacts)}.values())[::-1]
 
     def _fill_native(self, visited: Visit) -> None:
         cell = visited.cell
@@ -239,6 +248,16 @@ class _Run:
             )
             return
         self._artifacts = with_native(self._artifacts, cell.artifact, cell.case, unpack_arrays(visited.outputs))
+        yardsticks = self._current(cell.artifact).case(cell.case).yardsticks
+        lost = [name for name, yardstick in yardsticks.items() if yardstick.native is None]
+        if lost:
+            message = (
+                f"PyTorch's own {', '.join(lost)} is at no finite distance from the oracle (NaN, Inf, or an oracle of "
+                "zeros); rounding is judged by sensitivity alone"
+            )
+            self._notices.append(
+                Notice(code="native-missing", message=message, where=f"{cell.artifact.id} {cell.case}")
+            )
 
     def _current(self, artifact: Artifact) -> Artifact:
         """Return the artifact with the manifest as it stands now."""
