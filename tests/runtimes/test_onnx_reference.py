@@ -51,6 +51,18 @@ def test_an_evaluation_that_fails_is_told(make_artifact: Any, typed_value: Typed
         session.run(inputs)
 
 
+def test_attention_without_keys_is_unsupported(make_artifact: Any, typed_value: Typed) -> None:
+    values = [typed_value(name, "float32", (2, 4, length, 8)) for name, length in (("q", 6), ("k", 0), ("v", 0))]
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"])
+    graph = helper.make_graph([node], "no_keys", values, [typed_value("y", "float32", (2, 4, 6, 8))])
+    inputs = {name: np.ones((2, 4, length, 8), np.float32) for name, length in (("q", 6), ("k", 0), ("v", 0))}
+    with (
+        get_runtime("onnx-reference").open(make_artifact(graph, opset=23), Settings()) as session,
+        pytest.raises(UnsupportedError, match="Attention without keys; the form `decomposed` does"),
+    ):
+        session.run(inputs)
+
+
 def test_scores_are_capped_where_they_should_be_raw(make_artifact: Any, typed_value: Typed) -> None:
     """When a release mends it, this fails, and the entry goes."""
     (deviation,) = (entry for entry in get_runtime("onnx-reference").capabilities.deviations if "softcap" in entry.when)

@@ -171,6 +171,20 @@ def test_a_mask_that_the_kernel_refuses_is_unsupported_and_says_what_to_do(
         session.run(inputs)
 
 
+def test_keys_of_length_0_are_unsupported_and_say_what_to_do(make_artifact: Any, typed_value: Typed) -> None:
+    values = [typed_value(name, "float32", (2, 4, length, 8)) for name, length in (("q", 6), ("k", 0), ("v", 0))]
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"])
+    graph = helper.make_graph([node], "no_keys", values, [typed_value("y", "float32", (2, 4, 6, 8))])
+    inputs: dict[str, Any] = {
+        name: np.ones((2, 4, length, 8), np.float32) for name, length in (("q", 6), ("k", 0), ("v", 0))
+    }
+    with (
+        opened(make_artifact(graph, opset=23)) as session,
+        pytest.raises(UnsupportedError, match="takes no keys of length 0; the form `decomposed` does"),
+    ):
+        session.run(inputs)
+
+
 def relu_like(op: str, typed_value: Typed, domain: str = "") -> onnx.GraphProto:
     sides = [typed_value(name, "float32", (2,)) for name in "xy"]
     return helper.make_graph([helper.make_node(op, ["x"], ["y"], domain=domain)], "one", sides[:1], sides[1:])

@@ -14,6 +14,8 @@ _SOURCE = re.compile(r"/onnxruntime_src/\S+ (?:.*\) )?")
 _RUNNING = re.compile(r"while running (?P<op>\w+) node\.(?: Name:'(?P<node>[^']*)')?")
 _CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
 _REFUSALS = (
     (
         "inconsistent q_sequence_length (between attn_mask and Q)",
@@ -22,6 +24,10 @@ _REFUSALS = (
     (
         "inconsistent total_sequence_length (between attn_mask",
         "its Attention takes no mask that is broadcast along the keys; the form `decomposed` does",
+    ),
+    (
+        "KV sequence length must be greater than 0",
+        "its Attention takes no keys of length 0; the form `decomposed` does",
     ),
     ("NOT_IMPLEMENTED", ""),
 )
@@ -89,4 +95,4 @@ def dtype_of_node(artifact: Artifact, op: str, node_name: str) -> str:
         for name in [*node.input, *node.output]:
             if types.get(name):
                 return str(onnx.TensorProto.DataType.Name(types[name])).lower()
-    return artifact.manifest.precision
+    return _DTYPES[artifact.manifest.precision]  # a node of a body, which the graph does not hold

@@ -90,10 +90,21 @@ class _ReferenceSession(Session):
                 outputs = self._evaluator.run(self._names, dict(inputs))
         except NotImplementedError as error:
             raise UnsupportedError(f"the reference evaluator lacks an operator: {error}") from error
+        except ValueError as error:
+            if "zero-size array to reduction operation maximum" not in str(error):
+                raise _failed(error) from error
+            raise UnsupportedError(
+                "the reference evaluator takes no softmax over an axis of length 0, as in Attention without keys; "
+                "the form `decomposed` does"
+            ) from error
         except Exception as error:
-            raise BackendError(f"the reference evaluator failed: {type(error).__name__}: {error}") from error
+            raise _failed(error) from error
         return dict(zip(self._names, map(np.asarray, outputs), strict=True))
 
     def _bind(self, inputs: Mapping[str, Array]) -> Step:
         feeds = dict(inputs)
         return lambda: self._run(feeds)
+
+
+def _failed(error: Exception) -> BackendError:
+    return BackendError(f"the reference evaluator failed: {type(error).__name__}: {error}")
