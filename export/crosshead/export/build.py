@@ -40,7 +40,7 @@ from crosshead.export.float64.graph_check import MOST_CASES
 from crosshead.export.forms import Exporter, check_form, lower
 from crosshead.export.precision import CastSource, cast_cases, cast_source
 from crosshead.export.size_cases import SizeCases, not_tried, record_size_cases, size_cases
-from crosshead.export.source import LoadedSource
+from crosshead.export.source import LoadedSource, seeded
 
 OnStep = Callable[[str], None]
 
@@ -110,7 +110,7 @@ def export_source(
     if not cases:
         raise SourceError("no case was given; an artifact carries one at least")
     artifacts: list[Artifact] = []
-    with scratch_folder(out) as scratch:
+    with scratch_folder(out) as scratch, seeded(loaded.source.seed):  # a module may draw numbers
         try:
             expected: dict[str, Arrays] = {}
             for precision in tuple(dict.fromkeys(precisions)) or (None,):

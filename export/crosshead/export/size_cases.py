@@ -76,6 +76,12 @@ def size_cases(
     return _Search(loaded, specs, output_names, growth).found()
 
 
+def not_tried(specs: Sequence[TensorSpec], reason: str) -> SizeCases:
+    """Return no case at all, with one reason for every dynamic axis."""
+    names = (name for spec in specs for name in spec.shape if isinstance(name, str))
+    return SizeCases(left_out=dict.fromkeys(names, reason))
+
+
 def record_size_cases(
     loaded: LoadedSource,
     found: SizeCases,

@@ -83,7 +83,7 @@ def load_source(
     block = None if ":" in text else _find_block(text)
     reference, folder, digest = (block.factory, None, None) if block is not None else _locate(text)
     name = block.name if block is not None else reference
-    with _seeded(seed), printing_to_stderr():
+    with seeded(seed), printing_to_stderr():
         factory = import_factory(reference, folder)
         if isinstance(factory, nn.Module):
             raise SourceError(f"{name} is a module; name a function that returns it with its inputs: (module, inputs)")
@@ -256,7 +256,7 @@ def _guessed(name: str, returned: Returned, notices: list[ArtifactNotice]) -> di
 
 
 @contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Let all generators stand at `seed` inside, and where they stood before outside."""
     if not 0 <= seed < 2**64:
         raise SourceError(f"seed: expected a whole number from 0 to 2^64 - 1, got {seed}")

@@ -81,6 +81,8 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         expected_sha256: digest of the blob holding the float64 oracle's outputs (`.npz`).
         yardsticks: by output name; floating outputs only.
         sizes: by dynamic axis, the size that this case tries; empty but for those in `Manifest.size_cases`.
+        noise: by output name, how far two float64 evaluations of the module on other random numbers lie apart: relative
+            L2, or the share that differs of whole numbers and booleans. Empty where the module draws none.
     """
 
     name: str
@@ -90,6 +92,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     expected_sha256: str
     yardsticks: dict[str, Yardstick] = {}
     sizes: dict[str, int] = {}
+    noise: dict[str, float] = {}
 
 
 class GraphVerdict(msgspec.Struct, frozen=True, kw_only=True):
