@@ -197,6 +197,31 @@ def test_a_slow_backend_is_slower(make_plan: MakePlan) -> None:
     assert slow.median_s > 10 * fast.median_s
 
 
+def test_memory_that_grows_over_lengths_is_read_and_said(make_plan: MakePlan) -> None:
+    finished = bench(make_plan(growth=30, fake={"zeros": True, "leak_bytes": 4_000_000}, backends=("fake", "ort-cpu")))
+    assert finished.record.plan.growth_calls == 30
+    for cell in cells(finished):
+        assert cell.growth is not None
+        assert cell.growth.calls == 30
+        assert cell.growth.rss_end_bytes - cell.growth.rss_start_bytes > 100_000_000
+        assert cell.latency is not None
+    assert {cell.growth is not None for cell in cells(finished, "ort-cpu")} == {True}
+    (notice,) = [notice for notice in finished.record.notices if notice.code == "memory-growth"][:1]
+    assert notice.where.startswith("fake/linear")
+    assert "over 30 calls with" in notice.message
+
+
+def test_growth_that_cannot_be_read_is_said_and_harms_nothing(make_plan: MakePlan) -> None:
+    finished = bench(make_plan(growth=30))  # without `zeros`, the fake backend takes no other lengths
+    assert all(cell.status == "ok" and cell.growth is None and cell.latency is not None for cell in cells(finished))
+    assert "growth-unknown" in codes(finished.record.notices)
+
+
+def test_growth_needs_calls_enough(make_plan: MakePlan) -> None:
+    with pytest.raises(RequestError, match="growth must be 0 or at least 10 calls, got 3"):
+        make_plan(growth=3)
+
+
 def test_compiling_is_told_and_is_no_part_of_a_call(make_plan: MakePlan) -> None:
     finished = run(make_plan(fake={"compile_s": 0.2}))
     for cell in cells(finished):

@@ -19,6 +19,7 @@ DIMENSIONLESS = {
     "EnvironmentRecord": {"cores", "physical_cores", "cpu_quota", "load_1m"},
     "GpuRecord": {"other_processes"},
     "GraphRecord": {"rel_l2", "literal_sensitivity"},
+    "GrowthRecord": {"calls", "shapes"},
     "HistogramRecord": {"counts", "zeros"},
     "LatencyRecord": {"missing_samples", "samples", "calls_per_sample", "processes"},
     "OutputRecord": {
@@ -38,7 +39,7 @@ DIMENSIONLESS = {
         "argmax_agreement",
     },
     "PaddedRecord": {"positions", "max_abs", "rel_l2", "nonfinite"},
-    "PlanRecord": {"options", "opsets", "threads", "processes", "seed"},
+    "PlanRecord": {"growth_calls", "options", "opsets", "threads", "processes", "seed"},
     "ProviderRecord": {"nodes"},
     "UlpRecord": {"median", "p99", "max"},  # units in the last place, as the record's name says
     "WorstElement": {"index", "got", "want"},

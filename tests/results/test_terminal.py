@@ -10,10 +10,12 @@ from crosshead.results import (
     CellRecord,
     ComparisonRecord,
     GraphRecord,
+    GrowthRecord,
     Notice,
     RunRecord,
     render_backends,
     render_run,
+    summary,
 )
 
 WIDE, NARROW = 150, 80
@@ -46,6 +48,32 @@ def test_a_wide_terminal_has_one_line_a_cell_with_every_figure() -> None:
         "1x128 standard 23 ort-cpu pass 0.9× 3.8e-07 1.2e-06 1.42 ms ±1.3 % 1.56 ms needs 359 more 0.784 faster "
         "9.10 ms 250 ms"
     )
+
+
+def test_peak_memory_is_shown_where_there_is_room() -> None:
+    record = run(artifacts=[artifact()], cells=[cell(latency=latency(), peak_rss_bytes=261_400_000)])
+    assert line_of(shown(record), "standard 23 ", "ort-cpu ", "pass").endswith("250 ms 261 MB")
+    assert "peak memory" not in shown(record, 110)
+    assert "261 MB" in summary(record)
+
+
+def test_growth_and_compiling_are_told_under_the_table() -> None:
+    growth = GrowthRecord(
+        calls=150,
+        shapes=50,
+        rss_start_bytes=83_000_000,
+        rss_end_bytes=146_500_000,
+        new_shape_call_s=0.02,
+        repeat_call_s=0.01,
+    )
+    compiled = latency(compile_s=17.3, compile_cached_s=1.9)
+    cells = [cell(latency=latency(), growth=growth), cell("torch-compile", latency=compiled)]
+    text = words(shown(run(artifacts=[artifact()], cells=cells)))
+    assert (
+        "What a process keeps more after 150 calls with varying lengths, and what the first call of a length costs "
+        "against its later ones: 1x128 standard 23 ort-cpu +64 MB, 2.00 times."
+    ) in text
+    assert "no part of it: torch-compile 1x128 17.3 s (again, from the run's cache: 1.90 s)." in text
 
 
 def test_a_cell_without_figures_says_why_in_its_row() -> None:

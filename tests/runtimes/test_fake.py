@@ -69,6 +69,13 @@ def test_trouble_comes_after_so_many_calls(linear: Artifact) -> None:
     step()
 
 
+def test_inputs_that_are_no_case_get_zeros_when_that_is_asked_for(linear: Artifact) -> None:
+    x = np.ones((3, 4, 4), np.float32)
+    assert opened(linear, zeros=True).run({"x": x})["y"].shape == (3, 4, 3)
+    with pytest.raises(BackendError, match="none of them"):
+        opened(linear).run({"x": x})
+
+
 def test_an_unknown_option_is_named(linear: Artifact) -> None:
     with pytest.raises(
         BackendError, match="the fake backend has no option 'slep_s'; it has: slow_start_s, compile_s, sleep_s"

@@ -45,10 +45,28 @@ def test_settings_reach_the_session_and_come_back(linear: Artifact) -> None:
             "inter_op_threads": "1",
             "optimization": "ORT_ENABLE_BASIC",
             "memory_arena": "False",
+            "memory_pattern": "True",
+            "arena_shrinkage": "False",
             "spinning": "0",
             "io_binding": "True",
             "providers": "CPUExecutionProvider",
         }
+
+
+@pytest.mark.parametrize("io_binding", [True, False])
+def test_an_arena_that_shrinks_after_every_call_computes_the_same(
+    assert_close: Any, linear: Artifact, io_binding: bool
+) -> None:
+    settings = {"arena_shrinkage": True, "memory_pattern": False, "io_binding": io_binding}
+    with opened(linear, **settings) as session:
+        session.bind(linear.inputs("2x7"))()
+        assert_close(session.run(linear.inputs("2x7"))["y"], linear.expected("2x7")["y"], rtol=1e-6, atol=1e-7)
+        assert (session.details()["arena_shrinkage"], session.details()["memory_pattern"]) == ("True", "False")
+
+
+def test_an_arena_that_is_not_there_cannot_shrink(linear: Artifact) -> None:
+    with pytest.raises(BackendError, match="arena_shrinkage=on shrinks the arena that memory_arena=off leaves out"):
+        opened(linear, arena_shrinkage=True, memory_arena=False)
 
 
 @pytest.mark.parametrize("level", ["disable", "basic", "extended", "layout", "all"])

@@ -84,7 +84,7 @@ def visit(cell: Cell, scratch: Path, limits: Limits) -> Visit:
             worker.start()
             opened = worker.opened()
             ran = worker.run(inputs, first)
-            worker.run(inputs, second)
+            again = worker.run(inputs, second)
     except (BackendError, WorkerError) as error:
         return Visit(cell, failure_record(cell, error))
     placement = ran.placement or opened.placement
@@ -97,7 +97,7 @@ def visit(cell: Cell, scratch: Path, limits: Limits) -> Visit:
     record = cell.record(
         status="ok",
         details=details,
-        peak_rss_bytes=opened.peak_rss_bytes,
+        peak_rss_bytes=max(opened.peak_rss_bytes, again.peak_rss_bytes),
         placement=_providers(placement),
         placement_proof=placement.proof if placement is not None else "",
     )

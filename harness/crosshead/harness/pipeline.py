@@ -26,6 +26,7 @@ from crosshead.harness.accuracy import (
 )
 from crosshead.harness.axes import BAKED, AxesProof, prove_axes
 from crosshead.harness.cells import Cell, choose_backends, make_cells
+from crosshead.harness.growth import measure_growth
 from crosshead.harness.overflow import overflow_notices
 from crosshead.harness.padding import padded_notices
 from crosshead.harness.plan import Plan, default_threads
@@ -163,6 +164,7 @@ class _Run:
         if self._parts != ("bench",):
             self._prove_axes(scratch)
         if "bench" in self._parts:
+            self._grow(visits)
             self._measure(visits, prepared)
         steal_share = CpuTimes().steal_share(self._cpu_times)
         environment = msgspec.structs.replace(self._record.environment, steal_share=steal_share)
@@ -275,7 +277,21 @@ class _Run:
             self._notices += [notice for notice in proof.notices if notice.code != BAKED]  # the artifact's own
         self._update(artifacts=self._artifact_records(), notices=self._notices)
 
-    # --- latency
+    # --- memory and latency
+
+    def _grow(self, visits: Sequence[Visit]) -> None:
+        """Find out how memory grows over varying lengths, where that was asked: of graphs that are timed."""
+        calls, first = self._plan.growth, len(self._record.cells) - len(visits)
+        for visited in visits if calls else ():
+            cell = visited.cell
+            if not cell.timed or visited.record.status != "ok" or cell.runtime.capabilities.executes != "graph":
+                continue
+            self._progress(f"{cell.label}, case {cell.case}: {calls} calls with varying lengths")
+            growth, notices = measure_growth(cell, calls=calls, seed=self._plan.seed, limits=self._limits)
+            visited.record = msgspec.structs.replace(visited.record, growth=growth)
+            self._notices += notices
+            cells = [*self._record.cells[:first], *(other.record for other in visits)]
+            self._update(cells=cells, notices=self._notices)
 
     def _measure(self, visits: Sequence[Visit], prepared: Prepared) -> None:
         timed = [visited for visited in visits if visited.cell.timed and visited.record.status == "ok"]
@@ -357,6 +373,7 @@ class _Run:
                 time_budget_s=plan.time_budget_s,
                 seed=plan.seed,
                 timed="bench" in self._parts,
+                growth_calls=plan.growth,
             ),
             environment=read_environment(_versions(backends)),
             notices=self._notices,

@@ -17,6 +17,8 @@ DEFAULT_SOURCE = "mha"
 OFFERED_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 DEFAULT_FORMS: tuple[Form, ...] = ("standard", "decomposed")
 
+FEWEST_GROWTH_CALLS = 10
+
 Shape = tuple[int, ...]
 Option = bool | int | float | str | None
 
@@ -51,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         time_budget_s: seconds of measuring, all cells together.
         cell_timeout_s: longest wait for one answer of a worker.
         memory_limit_bytes: largest resident size of a worker; None means what the machine can spare.
+        growth: calls with varying lengths, for how memory grows; 0 means that it is not asked.
         seed: for weights, inputs and the order of turns.
         out: folder that takes one folder a run.
         settings: how backends run; its `threads` is replaced by the field above.
@@ -76,6 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     time_budget_s: float = 20.0
     cell_timeout_s: float = 120.0
     memory_limit_bytes: int | None = None
+    growth: int = 0
     seed: int = 0
     out: Path = Path("results/runs")
     settings: Settings = Settings()
@@ -93,6 +97,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RequestError(f"{name} must be above 0, got {value}")
+        if self.growth and self.growth < FEWEST_GROWTH_CALLS:
+            raise RequestError(f"growth must be 0 or at least {FEWEST_GROWTH_CALLS} calls, got {self.growth}")
         for name in ("batches", "lengths"):
             sizes = getattr(self, name)
             if not sizes or min(sizes) < 1:

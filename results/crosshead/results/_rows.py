@@ -54,6 +54,7 @@ class Row:
     word: str = ""
     first_call: str = NOTHING
     load: str = NOTHING
+    memory: str = NOTHING
     reasons: tuple[str, ...] = ()
 
     @property
@@ -113,6 +114,8 @@ def _make_row(record: RunRecord, cell: CellRecord, unit: str | None, titles: dic
             "rel_l2": error(_largest(output.rel_l2 for output in cell.outputs)),
             "max_abs": error(_largest(output.max_abs for output in cell.outputs)),
         }
+    if cell.peak_rss_bytes is not None:
+        figures["memory"] = size(cell.peak_rss_bytes)
     if cell.latency is not None:
         figures |= _latency(cell.latency, unit) | _against_baseline(record, cell)
     return Row(**{**vars(row), **figures})
@@ -267,10 +270,29 @@ def footnotes(record: RunRecord) -> list[str]:
     ]
     if compiled:
         notes.append(f"Compiling for the case comes before the first call and is no part of it: {', '.join(compiled)}.")
+    notes += _growth_notes(record)
     unsteady = [cell.label for cell in record.cells if cell.latency is not None and not cell.latency.steady]
     if unsteady:
         notes.append(f"Never reached a steady state in its warm-up: {', '.join(dict.fromkeys(unsteady))}.")
     return notes
+
+
+def _growth_notes(record: RunRecord) -> list[str]:
+    titles = artifact_titles(record.artifacts)
+    grown = [
+        f"{cell.case} {titles.get(cell.artifact, cell.artifact)} {cell.backend} "
+        f"{size(cell.growth.rss_end_bytes - cell.growth.rss_start_bytes, signed=True)}, "
+        f"{significant(cell.growth.new_shape_call_s / cell.growth.repeat_call_s)} times"
+        for cell in record.cells
+        if cell.growth is not None and cell.growth.repeat_call_s > 0.0
+    ]
+    if not grown:
+        return []
+    calls = next(cell.growth.calls for cell in record.cells if cell.growth is not None)
+    head = (
+        f"What a process keeps more after {calls} calls with varying lengths, and what the first call of a length costs"
+    )
+    return [f"{head} against its later ones: {'; '.join(grown)}."]
 
 
 def closing_sentence(record: RunRecord) -> str:
@@ -335,6 +357,11 @@ def duration(value_s: float, unit: str | None = None) -> str:
     """Return seconds with three significant digits in a unit (`s`, `ms`, `µs`, `ns`), by default one that fits."""
     name, scale = next(entry for entry in _UNITS if entry[0] == unit) if unit is not None else _unit(value_s)
     return f"{significant(value_s / scale)} {name}"
+
+
+def size(value_bytes: int, *, signed: bool = False) -> str:
+    """Return bytes as whole megabytes (10^6)."""
+    return f"{value_bytes / 1e6:+.0f} MB" if signed else f"{value_bytes / 1e6:.0f} MB"
 
 
 def _unit(value_s: float) -> tuple[str, float]:

@@ -36,7 +36,7 @@ def summary(record: RunRecord) -> str:
         names = {cell.backend for row in rows if (cell := baseline(record, row.case)) is not None}
         against = f"ratio to {names.pop()}" if len(names) == 1 else "ratio to the case's baseline"
         heads = ["case", "artifact", "backend", "verdict", "times expected", "rel_l2", "max_abs"]
-        heads += ["median of a call", "p90", "p99", against, "first call", "load"]
+        heads += ["median of a call", "p90", "p99", against, "first call", "load", "peak memory"]
         parts += ["## Cells", _table(heads, [_cells(row) for row in rows])]
         reasons = [f"- {row.case}, {row.artifact}, {row.backend}: {reason}" for row in rows for reason in row.reasons]
         if reasons:
@@ -55,7 +55,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     identity = (row.case, row.artifact, row.backend, f"**{row.verdict}**" if row.verdict == "FAIL" else row.verdict)
     errors = (row.expected, row.rel_l2, row.max_abs)
     latency = (f"{row.median} {row.interval}".strip(), row.p90, row.p99, f"{row.ratio} {row.word}".strip())
-    return (*identity, *errors, *latency, row.first_call, row.load)
+    return (*identity, *errors, *latency, row.first_call, row.load, row.memory)
 
 
 def _ops(ops: dict[str, int]) -> str:

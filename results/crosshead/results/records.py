@@ -207,6 +207,30 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
     gflop_s: float | None = None
 
 
+class GrowthRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one process over many calls with varying lengths.
+
+    Attributes:
+        calls: how many.
+        shapes: how many different lengths they had.
+        axes: names of the axes whose length was varied.
+        rss_start_bytes: resident size after calls at the shortest length.
+        rss_end_bytes: resident size after all calls, when the C library has given back what was freed.
+        idle_bytes: what it had kept free until it was asked to.
+        new_shape_call_s: median over lengths of the first call of a length.
+        repeat_call_s: median over lengths of the median of its later calls.
+    """
+
+    calls: int
+    shapes: int
+    axes: list[str] = []
+    rss_start_bytes: int
+    rss_end_bytes: int
+    idle_bytes: int = 0
+    new_shape_call_s: float
+    repeat_call_s: float
+
+
 class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One (artifact, backend, case, threads). Either measurements or the reason it ended.
 
@@ -217,6 +241,8 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
         stderr_tail: last lines of the worker's error output; only when failed.
         placement: by execution provider; empty where the backend has no such notion.
         settings: as asked; details: as the backend reports them back.
+        peak_rss_bytes: largest resident size of any of its processes.
+        growth: how memory grew over varying lengths; None where that was not asked.
     """
 
     artifact: str
@@ -233,6 +259,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str | int | float | bool] = {}
     details: dict[str, str] = {}
     peak_rss_bytes: int | None = None
+    growth: GrowthRecord | None = None
 
     @property
     def label(self) -> str:
@@ -344,6 +371,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     time_budget_s: float
     seed: int
     timed: bool = True
+    growth_calls: int = 0
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

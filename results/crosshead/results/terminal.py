@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from crosshead.results._rows import (
+    NOTHING,
     Row,
     all_notices,
     artifact_titles,
@@ -77,6 +78,7 @@ _WIDE = [
     _Column(("first_call",), ("first call",), right=True),
     _Column(("load",), ("load",), right=True),
 ]
+_WIDEST = [*_WIDE, _Column(("memory",), ("peak memory",), right=True)]
 _NARROW_IDENTITY = [_Column(("artifact", "backend"), ("artifact", "backend"))]
 _NARROW = [
     *_NARROW_IDENTITY,
@@ -166,10 +168,12 @@ def _render_rows(rows: Sequence[Row], console: Console) -> None:
 
 def _layout(rows: Sequence[Row], width: int) -> tuple[list[_Column], list[_Column], list[int], int]:
     """Return columns, which of them say which cell it is, their widths, and the gap between them."""
-    wide = _widths(_WIDE, rows)
-    for gap in (2, 1):
-        if sum(wide) + gap * (len(wide) - 1) <= width:
-            return _WIDE, _IDENTITY, wide, gap
+    known = any(row.memory != NOTHING for row in rows)
+    for columns in (_WIDEST, _WIDE) if known else (_WIDE,):
+        wide = _widths(columns, rows)
+        for gap in (2, 1):
+            if sum(wide) + gap * (len(wide) - 1) <= width:
+                return columns, _IDENTITY, wide, gap
     narrow = _widths(_NARROW, rows)
     over = sum(narrow) + len(narrow) - 1 - width
     narrow[0] = max(_NARROWEST, narrow[0] - max(0, over))  # long names fold

@@ -28,7 +28,7 @@ from crosshead.runtimes.errors import (
     WorkerProtocolError,
     WorkerTimeoutError,
 )
-from crosshead.runtimes.messages import Measured, Opened, Ran, Warm
+from crosshead.runtimes.messages import Grown, Measured, Opened, Ran, Warm
 from crosshead.runtimes.registry import RESERVED, RUNTIMES, get_runtime
 from crosshead.runtimes.worker import CAN_PAUSE, Worker
 
@@ -40,6 +40,7 @@ __all__ = [
     "BackendError",
     "Capabilities",
     "Deviation",
+    "Grown",
     "InputError",
     "Measured",
     "Opened",

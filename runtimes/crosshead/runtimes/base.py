@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from crosshead.export.artifact import Artifact, Precision
+from crosshead.export.artifact import Artifact, Precision, TensorSpec
 from crosshead.runtimes.errors import SessionClosedError, UnsupportedError
 from crosshead.runtimes.inputs import check_inputs
 
@@ -33,6 +33,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         optimization: graph optimisation level of ONNX Runtime.
         spinning: whether ONNX Runtime's idle threads spin.
         memory_arena: whether ONNX Runtime's CPU allocator keeps an arena.
+        memory_pattern: whether ONNX Runtime plans the memory of each new set of input shapes, and keeps the plan.
+        arena_shrinkage: whether ONNX Runtime gives back what its arena does not need at the end of every call.
         io_binding: whether timed calls use bound inputs and outputs.
         tf32: whether CUDA matrix products may round fp32 inputs to TF32.
         huge_pages: whether the worker is started with huge pages for the C heap (glibc).
@@ -44,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     optimization: Optimization = "all"
     spinning: bool = True
     memory_arena: bool = True
+    memory_pattern: bool = True
+    arena_shrinkage: bool = False
     io_binding: bool = True
     tf32: bool = False
     huge_pages: bool = True
@@ -201,6 +205,11 @@ class Session(abc.ABC):
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
         self._closed = False
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What the session takes: names, dtypes and shapes with their named axes."""
+        return self._artifact.manifest.inputs
 
     def run(self, inputs: Mapping[str, Array]) -> Outputs:
         """Run once.

@@ -44,6 +44,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         slow_start_s: sleep so long when opened.
         compile_s: sleep so long before the first call, as a backend that compiles does.
         sleep_s: sleep so long in every call.
+        zeros: answer zeros of the right shape to inputs that are no case of the artifact.
         relative_error: every floating output is `1 + relative_error` times what it should be (its relative L2 error).
         nan: the first element of every floating output is NaN.
         noise: relative size of a random error, different in every call.
@@ -65,6 +66,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slow_start_s: float = 0.0
     compile_s: float = 0.0
     sleep_s: float = 0.0
+    zeros: bool = False
     relative_error: float = 0.0
     nan: bool = False
     noise: float = 0.0
@@ -171,6 +173,18 @@ class _FakeSession(Session):
             ):
                 expected = self._artifact.expected(case.name)
                 return {name: array.astype(dtypes[name]) for name, array in expected.items()}
+        if self._behaviour.zeros:
+            sizes = {
+                axis: size
+                for spec in self._artifact.manifest.inputs
+                for axis, size in zip(spec.shape, inputs[spec.name].shape, strict=True)
+            }
+            return {
+                spec.name: np.zeros(
+                    [sizes.get(axis, 1) if isinstance(axis, str) else axis for axis in spec.shape], dtypes[spec.name]
+                )
+                for spec in self._artifact.manifest.outputs
+            }
         raise BackendError(
             "the fake backend knows only the cases that the artifact carries; these inputs are none of them"
         )

@@ -45,11 +45,19 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
     min_samples: int = 1
 
 
+class Grow(msgspec.Struct, frozen=True, kw_only=True, tag="grow"):
+    """Call `calls` times with the arrays in `inputs` (.npz) cut to many lengths; see `crosshead.runtimes.growth`."""
+
+    inputs: str
+    calls: int
+    seed: int
+
+
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
     """End."""
 
 
-Request = Open | Run | WarmUp | Measure | Close
+Request = Open | Run | WarmUp | Measure | Grow | Close
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
@@ -79,12 +87,14 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
         call_s: seconds of the call, outputs materialised on the host.
         placement: which provider ran what, when the run could tell.
         compile_s: seconds of compiling for these shapes, before the call; None where nothing was compiled.
+        peak_rss_bytes: largest resident size so far.
         details: what the backend can report only after compiling; empty where nothing was compiled.
     """
 
     call_s: float
     placement: Placement | None = None
     compile_s: float | None = None
+    peak_rss_bytes: int = 0
     details: dict[str, str] = {}
 
 
@@ -126,6 +136,30 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     rss_bytes: int
 
 
+class Grown(msgspec.Struct, frozen=True, kw_only=True, tag="grown"):
+    """Reply to `Grow`.
+
+    Attributes:
+        calls: how many calls were counted.
+        shapes: how many different lengths they had.
+        axes: names of the axes whose length was varied.
+        rss_start_bytes: resident size after calls at the shortest length, before the counted ones.
+        rss_end_bytes: resident size after them.
+        idle_bytes: freed by then, but kept by the C library until it was asked; no part of `rss_end_bytes`.
+        new_shape_call_s: median over lengths of the first call of a length.
+        repeat_call_s: median over lengths of the median of its later calls.
+    """
+
+    calls: int
+    shapes: int
+    axes: list[str]
+    rss_start_bytes: int
+    rss_end_bytes: int
+    idle_bytes: int
+    new_shape_call_s: float
+    repeat_call_s: float
+
+
 class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
     """Reply to `Close`."""
 
@@ -142,4 +176,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Reply = Opened | Ran | Warm | Measured | Closed | Failed
+Reply = Opened | Ran | Warm | Measured | Grown | Closed | Failed

@@ -75,6 +75,8 @@ class OrtRuntime(Runtime):
     def _open(self, artifact: Artifact, settings: Settings, source_folder: str | None) -> Session:  # noqa: ARG002  # it executes no source
         self.import_library()
         ort = _library()
+        if settings.arena_shrinkage and not settings.memory_arena and self.device == "cpu":
+            raise BackendError("arena_shrinkage=on shrinks the arena that memory_arena=off leaves out; set one of them")
         providers: list[Any] = [(self.provider, self.provider_options(settings))]
         if self.provider != CPU_PROVIDER:
             providers.append(CPU_PROVIDER)  # for shape arithmetic
@@ -144,9 +146,23 @@ def session_options(ort: Any, settings: Settings) -> Any:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = level
     options.enable_cpu_mem_arena = settings.memory_arena
+    options.enable_mem_pattern = settings.memory_pattern
     options.log_severity_level = _ERRORS_ONLY
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if settings.spinning else "0")
     options.add_session_config_entry(_ort_evidence.RECORD_KEY, "1")
+    return options
+
+
+def run_options(ort: Any, settings: Settings, device: str) -> Any:
+    """Return the `RunOptions` for our settings, or None where the defaults do.
+
+    Arenas by name and number, as in the key's description in onnxruntime_run_options_config_keys.h.
+    """
+    if not settings.arena_shrinkage:
+        return None
+    options = ort.RunOptions()
+    arena = "cpu:0" if device == "cpu" else "gpu:0"
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena)
     return options
 
 
@@ -174,6 +190,7 @@ class OrtSession(Session):
         self._build = build
         self._asked = asked
         self._device = device
+        self._run_options = run_options(ort, settings, device)
         self._names = [spec.name for spec in artifact.manifest.outputs]
         self._assigned = _ort_evidence.assigned_nodes(session)
         self._proven: Placement | None = None
@@ -226,20 +243,20 @@ class OrtSession(Session):
     def _run(self, inputs: Mapping[str, Array]) -> Outputs:
         feeds = _feeds(inputs)
         try:
-            outputs = self._session.run(self._names, feeds)
+            outputs = self._session.run(self._names, feeds, self._run_options)
         except Exception as error:
             raise self._translated(error) from error
         return dict(zip(self._names, outputs, strict=True))
 
     def _bind(self, inputs: Mapping[str, Array]) -> Step:
-        session, names, feeds = self._session, self._names, _feeds(inputs)
+        session, names, feeds, options = self._session, self._names, _feeds(inputs), self._run_options
         if not self._settings.io_binding:
-            return lambda: session.run(names, feeds)
+            return lambda: session.run(names, feeds, options)
         binding, held = self._binding(feeds)
         on_device = self._device != "cpu"
 
         def step() -> object:
-            session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding, options)
             if on_device:
                 binding.synchronize_outputs()
             return held  # the arrays behind the bound inputs live as long as the call does
@@ -286,6 +303,8 @@ class OrtSession(Session):
             "inter_op_threads": str(options.inter_op_num_threads),
             "optimization": str(options.graph_optimization_level).rpartition(".")[2],
             "memory_arena": str(options.enable_cpu_mem_arena),
+            "memory_pattern": str(options.enable_mem_pattern),
+            "arena_shrinkage": str(self._run_options is not None),
             "spinning": options.get_session_config_entry("session.intra_op.allow_spinning"),
             "io_binding": str(self._settings.io_binding),
             "providers": ", ".join(self._session.get_providers()),

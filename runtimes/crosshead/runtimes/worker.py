@@ -202,6 +202,17 @@ class Worker:
         request = messages.Measure(settle_s=settle_s, duration_s=duration_s, min_samples=min_samples)
         return self._ask(request, messages.Measured, settle_s + duration_s, "measuring")
 
+    def grow(self, inputs: Path, calls: int, seed: int) -> messages.Grown:
+        """Call with many lengths, and say how resident memory grew; see `crosshead.runtimes.growth`.
+
+        Raises:
+            InputError: there is no length to vary.
+            BackendError: the backend failed.
+            WorkerError: the process ended or misbehaved.
+        """
+        request = messages.Grow(inputs=str(Path(inputs).resolve()), calls=calls, seed=seed)
+        return self._ask(request, messages.Grown, 0.0, "calling with many lengths")
+
     def pause(self) -> None:
         """Stop the process and all its threads, and return when they stand. Does nothing where `CAN_PAUSE` is false."""
         process = self._process

@@ -27,6 +27,7 @@ from crosshead.runtimes._environment import extend_import_path
 from crosshead.runtimes._scrub import one_line
 from crosshead.runtimes.base import Session, Step
 from crosshead.runtimes.errors import BackendError, InputError, PlacementError, UnsupportedError
+from crosshead.runtimes.growth import grow, read_memory
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 1.0
@@ -114,6 +115,9 @@ class Server:
                 return self._warm_up(request)
             case messages.Measure():
                 return self._measure(request)
+            case messages.Grow():
+                inputs = unpack_arrays(Path(request.inputs))
+                return grow(self._opened_session(), inputs, calls=request.calls, seed=request.seed, memory=read_memory)
             case messages.Close():
                 if self._session is not None:
                     self._session.close()
@@ -156,7 +160,13 @@ class Server:
         write_whole(Path(request.outputs), pack_arrays(outputs))
         placement = session.prove(inputs)
         details = session.details() if compile_s is not None else {}
-        return messages.Ran(call_s=call_s, placement=placement, compile_s=compile_s, details=details)
+        return messages.Ran(
+            call_s=call_s,
+            placement=placement,
+            compile_s=compile_s,
+            peak_rss_bytes=peak_rss_bytes(),
+            details=details,
+        )
 
     def _warm_up(self, request: messages.WarmUp) -> messages.Reply:
         session = self._opened_session()
