@@ -70,7 +70,7 @@ class Simulated:
             run=self._run,
             end_profiling=lambda: self._profile(options.profile_file_prefix),
             io_binding=self._binding,
-            run_with_iobinding=lambda binding: self.calls.append("run"),
+            run_with_iobinding=lambda binding, options=None: self.calls.append("run"),
         )
 
     def _record(self) -> list[Any]:
