@@ -1,6 +1,7 @@
 """`onnx-reference`: the reference evaluator of the onnx package. A second opinion, not the truth, and very slow.
 
-`onnx` is imported here only, when it is used.
+Sums of half-precision numbers are taken in float32, see `_reference_half`. `onnx` is imported here only, when it is
+used.
 """
 
 import importlib.metadata
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from crosshead.export.artifact import Artifact
+from crosshead.runtimes._reference_half import widen_sums
 from crosshead.runtimes.base import (
     Array,
     Available,
@@ -75,6 +77,7 @@ class OnnxReference(Runtime):
             raise BackendError(f"{artifact.model_path.name} is truncated or no ONNX file; export again") from error
         except Exception as error:
             raise BackendError(f"the reference evaluator refused the graph: {type(error).__name__}: {error}") from error
+        widen_sums(evaluator)
         return _ReferenceSession(artifact, evaluator)
 
 
