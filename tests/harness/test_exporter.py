@@ -58,6 +58,7 @@ def test_a_dropped_input_is_a_notice_and_every_backend_runs(tmp_path: Path) -> N
         )
     )
     record = finished.record
+    assert record.plan.exporter == "torchscript"
     assert [artifact.exporter for artifact in record.artifacts] == ["torch.onnx (torchscript)"]
     assert [(notice.code, notice.where) for notice in record.artifacts[0].notices] == [("dropped-input", "unused")]
     assert {cell.backend: [output.verdict for output in cell.outputs] for cell in record.cells} == dict.fromkeys(

@@ -12,6 +12,7 @@ from crosshead.harness.cells import Cell
 from crosshead.harness.judge import Tolerances, judge_output
 from crosshead.harness.metrics import is_floating
 from crosshead.harness.padding import Positions, padded_positions, valid
+from crosshead.harness.randomness import NOISE_TIMES, doubted
 from crosshead.results import AgreementRecord, CellRecord, Notice, OutputRecord, ProviderRecord, scrub
 from crosshead.runtimes import (
     BackendError,
@@ -137,8 +138,8 @@ def _noise(first: Arrays, second: Arrays) -> dict[str, float]:
 
 
 def noise_notices(visited: Visit) -> list[Notice]:
-    """Say where two runs on the same inputs in one process gave different bits."""
-    if not any(visited.noise.values()):
+    """Say where two runs on the same inputs in one process gave different bits, unless the module itself is random."""
+    if not any(visited.noise.values()) or visited.cell.artifact.case(visited.cell.case).noise:
         return []
     message = (
         f"two runs on the same inputs differ by rel_l2 {max(visited.noise.values()):.3g}; "
@@ -164,7 +165,7 @@ def with_native(artifacts: Sequence[Artifact], source: Artifact, case: str, outp
     native: dict[str, tuple[float, float]] = {}
     for name, want in expected.items():
         got = outputs.get(name)
-        if got is None or got.shape != want.shape or not is_floating(got):
+        if got is None or got.shape != want.shape or not is_floating(got) or source.case(case).noise.get(name):
             continue
         got, want = (valid(array, padded.get(name)) for array in (got, want))
         errors = relative_l2(got, want), relative_l2_row(got, want)
@@ -223,18 +224,18 @@ def judge(visited: Visit, artifact: Artifact, tolerances: Tolerances) -> CellRec
             reason = f"the backend gave no output of this name; it gave: {', '.join(outputs) or 'none'}"
             records.append(OutputRecord(name=spec.name, verdict="fail", rule="exact", reason=reason))
             continue
-        records.append(
-            judge_output(
-                spec.name,
-                outputs[spec.name],
-                expected[spec.name],
-                expected_dtype=spec.dtype,
-                yardstick=case.yardsticks.get(spec.name),
-                use_native=not own_rows,
-                tolerance=tolerances.of(spec.name),
-                padded=padded.get(spec.name),
-            )
+        record = judge_output(
+            spec.name,
+            outputs[spec.name],
+            expected[spec.name],
+            expected_dtype=spec.dtype,
+            yardstick=case.yardsticks.get(spec.name),
+            use_native=not own_rows,
+            tolerance=tolerances.of(spec.name),
+            padded=padded.get(spec.name),
         )
+        same_shape = outputs[spec.name].shape == expected[spec.name].shape
+        records.append(doubted(record, case.noise.get(spec.name, 0.0)) if same_shape else record)
     return msgspec.structs.replace(visited.record, outputs=records)
 
 
@@ -267,7 +268,7 @@ def _agreement(
             continue
         error = relative_l2(valid(got, padded.get(name)), valid(other, padded.get(name)))
         yard = max(yardstick.sensitivity, yardstick.native or 0.0, yardstick.unit_roundoff / 2)
-        noise = a.noise.get(name, 0.0) + b.noise.get(name, 0.0)
+        noise = max(a.noise.get(name, 0.0) + b.noise.get(name, 0.0), NOISE_TIMES * case.noise.get(name, 0.0))
         found.append((error / yard, error, error <= max(AGREEMENT_TIMES * yard, noise)))
     if not found:
         return None

@@ -250,8 +250,8 @@ class _Run:
             )
             return
         self._artifacts = with_native(self._artifacts, cell.artifact, cell.case, unpack_arrays(visited.outputs))
-        yardsticks = self._current(cell.artifact).case(cell.case).yardsticks
-        lost = [name for name, yardstick in yardsticks.items() if yardstick.native is None]
+        case = self._current(cell.artifact).case(cell.case)
+        lost = [name for name, yard in case.yardsticks.items() if yard.native is None and not case.noise.get(name)]
         if lost:
             message = (
                 f"PyTorch's own {', '.join(lost)} is at no finite distance from the oracle (NaN, Inf, or an oracle of "
@@ -364,6 +364,7 @@ class _Run:
                 source=name,
                 options=dict(plan.options),
                 backends=[runtime.name for runtime, _ in backends],
+                exporter=plan.exporter,
                 forms=list(dict.fromkeys(form for form, _ in pairs)),
                 precisions=list(plan.precisions),
                 opsets=list(dict.fromkeys(opset for _, opset in pairs)),

@@ -362,6 +362,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     options: dict[str, bool | int | float | str | None] = {}
     backends: list[str]
+    exporter: str = "dynamo"
     forms: list[str]
     precisions: list[str]
     opsets: list[int] = []
