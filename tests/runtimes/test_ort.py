@@ -53,6 +53,22 @@ def test_settings_reach_the_session_and_come_back(linear: Artifact) -> None:
         }
 
 
+def test_weights_in_half_precision_behind_a_transpose_load(make_artifact: Any, typed_value: Typed) -> None:
+    """With every optimizer on, this graph ends the process."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0, 2]),
+        helper.make_node("MatMul", ["turned", "w"], ["y"]),
+    ]
+    sides = [typed_value("x", "float16", ("b", "l", 64)), typed_value("y", "float16", ("l", "b", 192))]
+    weights = onnx.numpy_helper.from_array(np.ones((64, 192), np.float16), "w")
+    graph = helper.make_graph(nodes, "half", sides[:1], sides[1:], [weights])
+    with opened(make_artifact(graph, precision="fp16")) as session:
+        assert session.details()["optimization"] == "ORT_ENABLE_ALL"
+        assert session.details()["disabled_optimizers"] == "NchwcTransformer"
+        output = session.run({"x": np.ones((2, 3, 64), np.float16)})["y"]
+    np.testing.assert_array_equal(output, np.full((3, 2, 192), 64.0))
+
+
 @pytest.mark.parametrize("io_binding", [True, False])
 def test_an_arena_that_shrinks_after_every_call_computes_the_same(
     assert_close: Any, linear: Artifact, io_binding: bool

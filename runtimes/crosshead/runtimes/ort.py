@@ -6,11 +6,11 @@
 import abc
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from crosshead.export.artifact import Artifact
+from crosshead.export.artifact import Artifact, Precision
 from crosshead.runtimes import _ort_evidence, placement
 from crosshead.runtimes._ort_errors import translate
 from crosshead.runtimes._ort_wheels import CPU_WHEEL, GPU_WHEEL, find_wheels
@@ -53,6 +53,14 @@ CPU_DEVIATIONS = (
 )
 
 
+LEFT_OUT: Final[Mapping[Precision, tuple[str, ...]]] = {"fp16": ("NchwcTransformer",)}
+"""Optimizers that a session goes without, by precision.
+
+In 1.32.0 this one, which lays out convolutions anew, ends the process (SIGSEGV) on a fp16 MatMul by constant weights
+whose other operand comes of a Transpose: `nn.MultiheadAttention` with batch_first begins so.
+"""
+
+
 class OrtRuntime(Runtime):
     """What the backends on ONNX Runtime share. A subclass names a provider and gives its options."""
 
@@ -77,6 +85,7 @@ class OrtRuntime(Runtime):
         ort = _library()
         if settings.arena_shrinkage and not settings.memory_arena and self.device == "cpu":
             raise BackendError("arena_shrinkage=on shrinks the arena that memory_arena=off leaves out; set one of them")
+        left_out = LEFT_OUT.get(artifact.manifest.precision, ())
         providers: list[Any] = [(self.provider, self.provider_options(settings))]
         if self.provider != CPU_PROVIDER:
             providers.append(CPU_PROVIDER)  # for shape arithmetic
@@ -86,8 +95,11 @@ class OrtRuntime(Runtime):
             if profile is not None:
                 options.enable_profiling = True
                 options.profile_file_prefix = profile
-            # Without this argument Python retries on the CPU alone when a provider fails, and prints it at most.
-            return ort.InferenceSession(str(artifact.model_path), options, providers=providers, enable_fallback=0)
+            more = {"disabled_optimizers": list(left_out)} if left_out else {}
+            # Without enable_fallback Python retries on the CPU alone when a provider fails, and prints it at most.
+            return ort.InferenceSession(
+                str(artifact.model_path), options, providers=providers, enable_fallback=0, **more
+            )
 
         try:
             session = build()
@@ -309,6 +321,9 @@ class OrtSession(Session):
             "io_binding": str(self._settings.io_binding),
             "providers": ", ".join(self._session.get_providers()),
         }
+        left_out = LEFT_OUT.get(self._artifact.manifest.precision)
+        if left_out:
+            details["disabled_optimizers"] = ", ".join(left_out)
         given = self._session.get_provider_options().get(self._asked, {})
         if given:
             details[f"{self._asked} options"] = json.dumps(given, sort_keys=True)
