@@ -33,6 +33,18 @@ def test_a_module_left_in_training_mode_is_switched_and_told(come_out: Compare) 
         assert "ai.onnx::Dropout" not in artifact.ops
 
 
+def test_training_mode_that_is_insisted_on_is_nondeterministic_and_never_called_wrong(come_out: Compare) -> None:
+    outcome = come_out("left_training", keep_training_mode=True, forms=("decomposed",))
+    assert (outcome.record.verdict, outcome.status) == ("suspect", 0)
+    assert {"training-mode", "nondeterministic"} <= outcome.codes
+    assert "left in training mode as asked" in outcome.said("training-mode")
+    assert "draws random numbers" in outcome.said("nondeterministic")
+    assert "dropout1" in outcome.said("nondeterministic")
+    (artifact,) = outcome.record.artifacts
+    assert artifact.graph.verdict == "not-asked"
+    assert outcome.verdicts("ort-cpu") == {"suspect"}
+
+
 def test_a_table_of_the_first_length_is_named_and_no_graph_is_called_dynamic(come_out: Compare) -> None:
     with pytest.raises(CaptureError) as caught:
         come_out("remembered_table")
