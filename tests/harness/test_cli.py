@@ -1,6 +1,7 @@
 """The command line: one clear line and the right exit status for everything a person can get wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "absent.onnx"], ["absent.onnx"]),
         (["run", "."], ["no artifact"]),
         (["compare", "mha", "gqa"], [".onnx"]),
+        (["run", "--memory-limit", "nan"], ["--memory-limit", "nan"]),
+        (["run", "--time-budget", "inf"], ["time_budget_s", "inf"]),
+        (["run", "--out", "x" * 300], ["results folder", "--out"]),
+        (["compare", "mha", "--seq", "1000000000"], ["memory"]),
         (["frobnicate"], ["frobnicate"]),
     ],
     ids=lambda value: " ".join(value[:5]) if isinstance(value, list) and value[0] in ("run", "compare") else None,
@@ -175,6 +180,59 @@ def test_inputs_of_a_bare_onnx(linear: Path, here: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert _main(["compare", model, "--inputs", "wrong.npz", "--backend", "ort-cpu", "--quiet"]) == 2
     assert "5" in capsys.readouterr().err
+
+
+def test_a_tolerance_for_an_output_that_is_not_there_is_refused(
+    linear: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(["compare", str(linear), "--rtol", "z=1", "--backend", "ort-cpu", "--quiet"]) == 2
+    assert capsys.readouterr().err == "crosshead: a tolerance was given for output 'z'; outputs: y\n"
+
+
+def test_a_backend_that_cannot_run_what_it_was_named_for_is_said(
+    linear: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "compare",
+        str(linear),
+        "--backend",
+        "fake",
+        "--setting",
+        "fake.unsupported=Mul of bfloat16",
+        "--quiet",
+    ]
+    assert _main(arguments) == 2
+    err = capsys.readouterr().err
+    assert "fake was asked for by name and cannot run linear, case 1x3: Mul of bfloat16" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell pipe")
+@pytest.mark.parametrize("output", [["--json"], []])
+def test_a_reader_that_leaves_changes_no_verdict(linear: Path, here: Path, output: list[str]) -> None:
+    command = [sys.executable, "-m", "crosshead", "compare", str(linear), "--backend", "ort-cpu", *output]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=here) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        err = process.stderr.read().decode()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert "Exception" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_being_told_to_end_keeps_what_is_finished(linear: Path, here: Path) -> None:
+    command = [sys.executable, "-m", "crosshead", "compare", str(linear), "--backend", "fake"]
+    command += ["--setting", "fake.ending=hang"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=here, env=os.environ | {"TMPDIR": str(here)}) as process:
+        assert process.stderr is not None
+        while b"fake/linear" not in process.stderr.readline():
+            assert process.poll() is None
+        process.terminate()
+    assert process.returncode == 130
+    record = json.loads(next(here.glob("results/runs/*/run.json")).read_text())
+    assert "interrupted" in {notice["code"] for notice in record["notices"]}
+    assert not list(here.glob("crosshead-*")), "no scratch is left"
 
 
 def test_a_fault_of_ours_is_no_verdict(

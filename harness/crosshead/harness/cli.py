@@ -1,5 +1,10 @@
 """The command line. Heavy imports wait until a verb does its work: `crosshead --help` must answer at once."""
 
+import errno
+import io
+import math
+import os
+import signal
 import sys
 import traceback
 import typing
@@ -102,26 +107,50 @@ def _carry_out(verb: str, given: Mapping[str, Any]) -> int:
     status = exit_status(
         finished.record, by_name=finished.by_name, strict=plan.strict, interrupted=finished.interrupted
     )
-    _report(finished, given)
+    for cell in finished.record.cells:
+        if cell.status == "unsupported" and cell.backend in finished.by_name:
+            _say(
+                f"{cell.backend} was asked for by name and cannot run {cell.artifact}, case {cell.case}: {cell.reason}"
+            )
+    _write(_report(finished, given))
     return status
 
 
-def _report(finished: "Finished", given: Mapping[str, Any]) -> None:
+def _report(finished: "Finished", given: Mapping[str, Any]) -> bytes:
+    """Return what goes to standard output."""
     if given["as_json"]:
         from crosshead.results import encode_run
 
-        sys.stdout.buffer.write(encode_run(finished.record))
-        sys.stdout.buffer.flush()
-        return
+        return encode_run(finished.record)
     if given["quiet"]:
-        click.echo(finished.record.verdict or "interrupted")
-        return
+        return f"{finished.record.verdict or 'interrupted'}\n".encode()
     from rich.console import Console
 
     from crosshead.results import render_run
 
-    render_run(finished.record, Console())
-    click.echo(f"results: {finished.folder}")
+    console = Console()
+    with console.capture() as captured:
+        render_run(finished.record, console)
+        console.out(f"results: {finished.folder}", highlight=False)
+    return captured.get().encode(console.encoding, errors="replace")
+
+
+def _write(report: bytes) -> None:
+    """Write to standard output; a reader that leaves early has seen what it wanted, and changes no verdict.
+
+    Raises:
+        OSError: the output cannot be written for another reason.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        if isinstance(getattr(sys.stdout, "buffer", None), io.BufferedIOBase):
+            sys.stdout.buffer.write(report)
+        else:
+            sys.stdout.write(report.decode())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it ends
 
 
 def _plan(given: Mapping[str, Any]) -> "Plan":
@@ -135,6 +164,8 @@ def _plan(given: Mapping[str, Any]) -> "Plan":
     fields["options"] = dict(given["options"])
     fields["shapes"] = dict(given["shapes"])
     if given.get("memory_limit_gb") is not None:
+        if not math.isfinite(given["memory_limit_gb"]):
+            raise click.UsageError(f"--memory-limit: expected a number of GB, got {given['memory_limit_gb']}")
         fields["memory_limit_bytes"] = int(given["memory_limit_gb"] * 1e9)
     fields["settings"] = _settings(given.get("settings", ()))
     fields["tolerances"] = _tolerances(given)
@@ -175,8 +206,18 @@ def _tolerances(given: Mapping[str, Any]) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave with its exit status; an error is one line on standard error."""
+    """Run the command line and leave with its exit status; an error is one line on standard error.
+
+    Being told to end (SIGTERM, SIGHUP) counts as Ctrl-C: what is finished is kept, and nothing is left behind.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _interrupt)
     sys.exit(_main(arguments))
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _main(arguments: list[str] | None) -> int:
@@ -189,8 +230,12 @@ def _main(arguments: list[str] | None) -> int:
         return _refuse(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         return _refuse("interrupted", status=130)
-    except BrokenPipeError:
-        return _refuse("the reader of the output went away")
+    except MemoryError as error:
+        return _refuse(f"the sizes asked for do not fit into memory ({error}); give smaller ones")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            traceback.print_exc()
+        return _refuse(f"cannot write: {error.strerror or error}")
     except Exception as error:  # noqa: BLE001  # the last line of defence: status 1 would say that a verdict failed
         from crosshead.harness.errors import USER_ERRORS
 
@@ -202,5 +247,9 @@ def _main(arguments: list[str] | None) -> int:
 
 
 def _refuse(message: str, status: int = EXIT_USAGE) -> int:
-    click.echo(f"crosshead: {' '.join(message.split())}", err=True)
+    _say(message)
     return status
+
+
+def _say(message: str) -> None:
+    click.echo(f"crosshead: {' '.join(message.split())}", err=True)

@@ -1,5 +1,6 @@
 """What is asked for, as one frozen record: the same for the command line and for Python."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,8 +96,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name in ("processes", "time_budget_s", "cell_timeout_s", "threads", "memory_limit_bytes"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise RequestError(f"{name} must be above 0, got {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise RequestError(f"{name} must be a number above 0, got {value}")
         if self.growth and self.growth < FEWEST_GROWTH_CALLS:
             raise RequestError(f"growth must be 0 or at least {FEWEST_GROWTH_CALLS} calls, got {self.growth}")
         for name in ("batches", "lengths"):

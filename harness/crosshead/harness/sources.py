@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,13 +57,25 @@ def prepare(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
             f"{', '.join(plan.precisions)}: leave --precision out, or give the module"
         )
     if plan.source_kind == "folder":
-        return _read_folder(Path(plan.source), out, on_step)
-    if plan.source_kind == "onnx":
-        return _take_onnx(plan, out, on_step)
-    return _export(plan, out, on_step)
+        prepared = _read_folder(Path(plan.source), out, on_step)
+    elif plan.source_kind == "onnx":
+        prepared = _take_onnx(plan, out, on_step)
+    else:
+        prepared = _export(plan, out, on_step)
+    _check_tolerances(plan, prepared.artifacts)
+    return prepared
+
+
+def _check_tolerances(plan: Plan, artifacts: Sequence[Artifact]) -> None:
+    """Refuse a tolerance for an output that is not there: it would never be used, and nobody would know."""
+    known = {spec.name for artifact in artifacts for spec in artifact.manifest.outputs}
+    for name in plan.tolerances.by_output:
+        if name not in known:
+            raise RequestError(f"a tolerance was given for output {name!r}; outputs: {', '.join(sorted(known))}")
 
 
 def _export(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
+    on_step("importing PyTorch")
     try:
         import torch  # noqa: F401  # only to answer in one line where it is missing
     except ImportError as error:

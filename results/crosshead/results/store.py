@@ -72,8 +72,8 @@ class RunStore:
         Raises:
             StoreError: the folder cannot be made or written, in one line.
         """
-        made = [folder for folder in (out, *out.parents) if not folder.exists()]
         try:
+            made = [folder for folder in (out, *out.parents) if not folder.exists()]
             out.mkdir(parents=True, exist_ok=True)
             path = _make_unique(out / run_id)
         except OSError as error:
