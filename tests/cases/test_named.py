@@ -45,9 +45,11 @@ def test_training_mode_that_is_insisted_on_is_nondeterministic_and_never_called_
     assert outcome.verdicts("ort-cpu") == {"suspect"}
 
 
-def test_a_table_of_the_first_length_is_named_and_no_graph_is_called_dynamic(come_out: Compare) -> None:
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_a_table_of_the_first_length_is_named_and_no_graph_is_called_dynamic(come_out: Compare, exporter: str) -> None:
+    """At length 1 the table is broadcast, and the example's length is right: only a third one shows it."""
     with pytest.raises(CaptureError) as caught:
-        come_out("remembered_table")
+        come_out("remembered_table", exporter=exporter)
     said = str(caught.value)
     assert "baked-dimension" in said
     assert "axis 1 ('length') of input 'x' is fixed at 7 by the module (kept kept on the module has that size)" in said

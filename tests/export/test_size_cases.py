@@ -102,6 +102,7 @@ def test_a_module_that_takes_no_other_size_says_so(name: str, code: str, sizes: 
     assert "seq=7: RuntimeError" in notice.message
     assert "seq=12: RuntimeError" in notice.message
     assert "seq" in cases.left_out
+    assert cases.fixed == {"seq": 6}
 
 
 def test_cases_stay_small_by_cutting_the_other_axes() -> None:

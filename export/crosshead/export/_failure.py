@@ -41,6 +41,26 @@ def capture_error(
     return CaptureError(f"{name} cannot be exported: {type(cause).__name__}: {said}; {_advice(cause, text)}")
 
 
+def fixed_error(
+    name: str, fixed: Mapping[str, int], module: nn.Module, dynamic: Mapping[str, Mapping[int, str]]
+) -> CaptureError:
+    """Return the error to raise where the module, not the exporter, takes an axis at one size alone.
+
+    Args:
+        name: of the source.
+        fixed: that size, by the name of the axis.
+        module: looked into for what has it.
+        dynamic: as the source declares.
+    """
+    places = [
+        (str(fixed[symbol]), key, str(axis))
+        for key, axes in dynamic.items()
+        for axis, symbol in axes.items()
+        if symbol in fixed
+    ]
+    return CaptureError(_baked(name, places, module, dynamic))
+
+
 def _baked(
     name: str, fixed: list[tuple[str, str, str]], module: nn.Module, dynamic: Mapping[str, Mapping[int, str]]
 ) -> str:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from crosshead.export._failure import fixed_error
 from crosshead.export._findings import missing_attention, source_findings
 from crosshead.export._graph_file import GraphFile, count_ops, tensor_specs, write_graph
 from crosshead.export._quiet import printing_to_stderr
@@ -175,6 +176,8 @@ def _prepare(
         if spread.said
         else size_cases(loaded, specs, captured.output_names, growth=_growth(cases, expected))
     )
+    if sizes.fixed and exporter == "torchscript":  # the other exporter has proved its axes, or refused them, by itself
+        raise fixed_error(name, sizes.fixed, loaded.module, loaded.dynamic)
     small = sizes.cases if asked is None else cast_cases(sizes.cases, asked, loaded.roles)
     weights = scratch / f"weights-{precision}.safetensors"
     write_weights(cast.loaded.module, weights)

@@ -45,6 +45,7 @@ class SizeCases:
         expected: by case name, the float64 oracle's outputs.
         left_out: by axis, why sizes that should be tried are not among the cases.
         notices: where the module itself refuses a size.
+        fixed: axes that the module takes at the example's size alone, or at 0 or 1 beside it; with that size.
     """
 
     cases: list[Case] = field(default_factory=list)
@@ -52,6 +53,7 @@ class SizeCases:
     expected: dict[str, Arrays] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notices: list[ArtifactNotice] = field(default_factory=list)
+    fixed: Sizes = field(default_factory=dict)
 
 
 def size_cases(
@@ -187,6 +189,8 @@ class _Search:
             return
         told = "; ".join(f"{name}={size}: {said}" for size, said in refused.items())
         self._found.left_out[name] = told
+        if other and _TOO_LARGE not in refused.values():
+            self._found.fixed[name] = self._example[name]
         large = all(said == _TOO_LARGE for said in refused.values())
         if not (one or other):
             return  # another size was taken in the place of this one
