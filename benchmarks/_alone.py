@@ -2,8 +2,8 @@
 
 Usage: _alone.py ARTIFACT CASE THREADS SECONDS BACKEND [BACKEND ...]
 
-With one backend this is "each run alone". With several they take turns in this one process, which is how a naive
-script compares runtimes; one median is printed for each.
+With one backend this is "each run alone". With several they take turns, call by call, in this one process, which is how
+a naive script compares runtimes; one median is printed for each.
 """
 
 import statistics
@@ -14,11 +14,9 @@ from pathlib import Path
 from crosshead.export.artifact import Artifact
 from crosshead.runtimes import Settings, get_runtime
 
-TURNS = 10
-
 
 def main() -> None:
-    """Warm up for a second each, then loop in turns and print the medians."""
+    """Warm up for a second each, then loop and print the medians."""
     folder, case, threads, seconds, *backends = sys.argv[1:]
     artifact = Artifact.load(Path(folder))
     inputs = artifact.inputs(case)
@@ -29,13 +27,12 @@ def main() -> None:
         end = time.perf_counter() + 1.0
         while time.perf_counter() < end:
             step()
-    for _ in range(TURNS):
+    end = time.perf_counter() + float(seconds)
+    while time.perf_counter() < end:
         for step, times in zip(steps, samples, strict=True):
-            end = time.perf_counter() + float(seconds) / TURNS
-            while time.perf_counter() < end:
-                before = time.perf_counter_ns()
-                step()
-                times.append((time.perf_counter_ns() - before) * 1e-9)
+            before = time.perf_counter_ns()
+            step()
+            times.append((time.perf_counter_ns() - before) * 1e-9)
     print(*(statistics.median(times) for times in samples))
 
 

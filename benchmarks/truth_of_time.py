@@ -30,7 +30,7 @@ from crosshead.runtimes._environment import child_environment
 
 BACKENDS = ("torch-eager", "ort-cpu")
 BATCHES, LENGTH = (1, 8), 128
-ALONE_S = 1.5
+ALONE_S = 1.0
 KINDS = ("alone", "alone again", "4 kB pages", "naive")
 
 Medians = dict[tuple[str, str, str], list[float]]
