@@ -277,6 +277,67 @@ def test_an_error_between_pass_and_fail_proves_nothing_and_blames_nobody(
     assert (found.baked, found.notices) == ("", [])
 
 
+HALF_WEIGHTED = [
+    helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
+    helper.make_node("Cast", ["h"], ["n"], to=TensorProto.FLOAT),
+    helper.make_node("Mul", ["n", "table"], ["m"], name="weigh"),
+    helper.make_node("ReduceSum", ["m", "axis"], ["y"], keepdims=0),
+]
+"""The same sum, of numbers that the graph itself rounds to half precision."""
+
+
+def test_a_module_that_narrows_is_as_far_off_at_every_size_and_is_not_baked(tmp_path: Path) -> None:
+    nodes = [*HALF_WEIGHTED[:2], helper.make_node("Neg", ["n"], ["y"])]
+    found = proof(plant(tmp_path, graph(nodes, {}), lambda x: -x), tmp_path)
+    assert (found.baked, found.notices) == ("", [])
+    for said in found.axes.values():
+        assert "output 'y' is off by rel_l2 0.0002" in said
+        assert "within 10 times what it is off by at the usual sizes" in said
+
+
+def test_a_module_that_narrows_hides_no_baked_table(tmp_path: Path) -> None:
+    model = graph(HALF_WEIGHTED, {"table": TABLE[:6], "axis": np.array([1])}, ("batch", 4))
+    found = proof(plant(tmp_path, model, weighted_sum, [{"batch": 3}, {"seq": 1}]), tmp_path)
+    assert found.axes["seq"].startswith("not proved: baked in, fails at 1 (output 'y' is off by rel_l2 8")
+    assert found.axes["batch"].startswith("not proved: batch=3: output 'y' is off by")
+    assert found.baked.startswith("axis 'seq' is baked in: at 1 ")
+
+
+SCALED = [helper.make_node("Mul", ["x", "scale"], ["big"]), helper.make_node("Mul", ["big", "scale"], ["y"])]
+
+
+def test_an_overflow_at_every_size_is_no_fault_of_an_axis(tmp_path: Path) -> None:
+    model = graph(SCALED, {"scale": np.array(1e30, np.float32)})
+    found = proof(plant(tmp_path, model, lambda x: x * 1e60), tmp_path)
+    assert (found.baked, found.notices) == ("", [])
+    assert "Inf here" in found.axes["batch"]
+    assert "at the usual sizes" in found.axes["batch"]
+
+
+def test_nan_at_another_size_alone_is_a_fault_of_the_axis(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["length"], start=1, end=2),
+        helper.make_node("Cast", ["length"], ["n"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["limit", "n"], ["room"]),
+        helper.make_node("Sqrt", ["room"], ["root"]),  # NaN beyond 6
+        helper.make_node("Mul", ["root", "zero"], ["nothing"]),
+        helper.make_node("Add", ["x", "nothing"], ["y"]),
+    ]
+    model = graph(nodes, {"limit": np.array([6.0], np.float32), "zero": np.array([0.0], np.float32)})
+    found = proof(plant(tmp_path, model, lambda x: x), tmp_path)
+    assert found.axes["batch"] == "proved: 1, 3"
+    assert "baked in, fails at 11 (output 'y' is wrong (88 NaN here, 0 in the oracle" in found.axes["seq"]
+
+
+def test_what_fails_at_the_usual_sizes_as_well_blames_no_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(axes, "PROVERS", ("ort-cpu",))
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Identity", ["r"], ["y"])]
+    artifact = plant(tmp_path, graph(nodes, {"shape": np.array([-1, 5, 4])}), lambda x: x, [{"batch": 1}, {"seq": 11}])
+    found = proof(artifact, tmp_path)
+    assert found.baked == ""
+    assert "and so it is at the usual sizes" in found.axes["batch"]
+
+
 def test_numbers_of_a_backend_that_is_known_to_be_off_blame_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

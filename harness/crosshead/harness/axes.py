@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from crosshead.export.artifact import Artifact, ArtifactNotice, CaseRecord, unpack_arrays
 from crosshead.harness.accuracy import Limits, launch
 from crosshead.harness.cells import Cell, refusal
 from crosshead.harness.judge import judge_output
-from crosshead.results import GraphRecord, Notice, scrub
+from crosshead.results import GraphRecord, Notice, OutputRecord, scrub
 from crosshead.runtimes import (
     Available,
     BackendError,
@@ -30,10 +32,16 @@ from crosshead.runtimes import (
     get_runtime,
 )
 
+Array = NDArray[np.generic]
+
 PROVERS = ("ort-cpu", "onnx-reference")
 """Backends that prove axes, the first one that is here first; the next one gives a second opinion."""
 
 BAKED = "baked-dimension"
+
+USUAL_TIMES = 10.0
+"""Numbers at another size show a fault of the graph only where they are off by more than so many times the error that
+the same backend has at the usual sizes: a module that narrows inside errs alike at every size."""
 
 Kind = Literal["right", "wrong", "unclear", "refused"]
 
@@ -72,6 +80,54 @@ class AxesProof:
         return artifact.with_manifest(msgspec.structs.replace(manifest, notices=(*manifest.notices, *fresh)))
 
 
+@dataclass
+class _Usual:
+    """How far a backend is off at the artifact's usual sizes, asked at the first need of it and once.
+
+    Attributes:
+        cell: the artifact and the backend.
+        outputs: where its outputs are put.
+        errors: by output, relative L2 over all of it and over its worst row; infinite where the output is NaN or Inf
+            where the oracle is not, or is no output to be measured. None as long as nothing was asked.
+        failed: what the backend said where it does not run the usual sizes either.
+    """
+
+    cell: Cell
+    outputs: Path
+    errors: dict[str, tuple[float, float]] | None = None
+    failed: str = ""
+
+    def ask(self, worker: Worker) -> None:
+        """Run the artifact's first case, unless that was done.
+
+        Raises:
+            WorkerError: the worker is lost.
+        """
+        if self.errors is not None:
+            return
+        artifact = self.cell.artifact
+        case = artifact.manifest.cases[0]
+        try:
+            worker.run(artifact.inputs_path(case.name), self.outputs)
+        except BackendError as error:
+            self.errors, self.failed = {}, _one_line(error)
+            return
+        got = unpack_arrays(self.outputs)
+        self.errors = {
+            name: _errors(_record(name, got[name], want, case))
+            for name, want in artifact.expected(case.name).items()
+            if name in got
+        }
+
+    def explains(self, record: OutputRecord) -> bool:
+        """Whether an output is no further off than this backend is at the usual sizes, `USUAL_TIMES` times."""
+        allowed = (self.errors or {}).get(record.name, (math.inf, math.inf))
+        return all(
+            error <= USUAL_TIMES * usual or math.isinf(usual)
+            for error, usual in zip(_errors(record), allowed, strict=True)
+        )
+
+
 @dataclass(frozen=True)
 class _Outcome:
     """What came of one case on one backend; `said` is one clause where it is not right."""
@@ -85,9 +141,9 @@ def prove_axes(artifact: Artifact, settings: Settings, scratch: Path, limits: Li
     """Run an artifact at the other sizes that it carries.
 
     A size is *proved* where the graph gives the oracle's outputs at it: the same shape, and an error within the limits
-    of the derived rule. An axis is *baked* where a backend fails or is wrong at a size of it, and the reference
-    evaluator does not get it right either. Where several axes change at once, those that are proved at their size by
-    another case are not blamed.
+    of the derived rule. An axis is *baked* where a backend fails or is wrong at a size of it, and not alike at the
+    usual sizes, and the reference evaluator does not get it right either. Where several axes change at once, those
+    that are proved at their size by another case are not blamed.
 
     Args:
         artifact: its graph is run; it is not changed.
@@ -152,6 +208,7 @@ def _run(
     """Run cases in one worker, in another one after it died."""
     worker: Worker | None = None
     backend = cell.runtime.name
+    usual = _Usual(cell, scratch / f"{backend} usual.npz")
     try:
         for case in cases:
             try:
@@ -166,24 +223,39 @@ def _run(
                 return
             outputs = scratch / f"{backend}.npz"
             try:
-                worker.run(cell.artifact.inputs_path(case.name), outputs)
-            except UnsupportedError as error:
-                yield case, _Outcome("refused", _one_line(error), backend)
-            except BackendError as error:
-                yield case, _Outcome("unclear" if isinstance(error, InputError) else "wrong", _one_line(error), backend)
+                found = _found(cell, case, outputs, worker, usual)
             except WorkerError as error:
                 worker.close()
                 worker = None
-                yield case, _Outcome("unclear", _one_line(error), backend)
-            else:
-                yield case, _judged(cell, case, outputs)
+                found = _Outcome("unclear", _one_line(error), backend)
+            yield case, found
     finally:
         if worker is not None:
             worker.close()
 
 
-def _judged(cell: Cell, case: CaseRecord, path: Path) -> _Outcome:
-    """Hold what a backend gave against the oracle."""
+def _found(cell: Cell, case: CaseRecord, path: Path, worker: Worker, usual: _Usual) -> _Outcome:
+    """Run one case in a worker, and say what came of it."""
+    backend = cell.runtime.name
+    try:
+        worker.run(cell.artifact.inputs_path(case.name), path)
+    except UnsupportedError as error:
+        return _Outcome("refused", _one_line(error), backend)
+    except InputError as error:
+        return _Outcome("unclear", _one_line(error), backend)
+    except BackendError as error:
+        usual.ask(worker)
+        said = _one_line(error)
+        return (
+            _Outcome("unclear", f"{said}, and so it is at the usual sizes", backend)
+            if usual.failed
+            else _Outcome("wrong", said, backend)
+        )
+    return _judged(cell, case, path, worker, usual)
+
+
+def _judged(cell: Cell, case: CaseRecord, path: Path, worker: Worker, usual: _Usual) -> _Outcome:
+    """Hold what a backend gave against the oracle, and what is off against how it errs at the usual sizes."""
     artifact, backend = cell.artifact, cell.runtime.name
     got, want = unpack_arrays(path), artifact.expected(case.name)
     doubt = _doubt(cell)
@@ -196,18 +268,18 @@ def _judged(cell: Cell, case: CaseRecord, path: Path) -> _Outcome:
             return _Outcome("wrong", f"output {name!r} {shapes}", backend)
         if doubt:
             continue
-        dtype = got[name].dtype.name  # another dtype than declared is no matter of sizes
-        record = judge_output(
-            name,
-            got[name],
-            want[name],
-            expected_dtype=dtype,
-            yardstick=case.yardsticks.get(name),
-            use_native=False,
-        )
+        record = _record(name, got[name], want[name], case)
         finite = record.rel_l2 is not None and math.isfinite(record.rel_l2)
         off = f"is off by rel_l2 {record.rel_l2:.2g}" if finite else f"is wrong ({record.reason})"
         if record.verdict == "fail":
+            usual.ask(worker)
+            if usual.explains(record):
+                worst = _Outcome(
+                    "unclear",
+                    f"output {name!r} {off}, within {USUAL_TIMES:g} times what it is off by at the usual sizes",
+                    backend,
+                )
+                continue
             deviates = [each for each in cell.runtime.capabilities.deviations if each.op in artifact.manifest.ops]
             if not deviates:
                 return _Outcome("wrong", f"output {name!r} {off}", backend)
@@ -216,6 +288,19 @@ def _judged(cell: Cell, case: CaseRecord, path: Path) -> _Outcome:
         elif record.verdict == "suspect" and worst.kind == "right":
             worst = _Outcome("unclear", f"output {name!r}: {record.reason}", backend)
     return worst
+
+
+def _record(name: str, got: Array, want: Array, case: CaseRecord) -> OutputRecord:
+    dtype = got.dtype.name  # another dtype than declared is no matter of sizes
+    yardstick = case.yardsticks.get(name)
+    return judge_output(name, got, want, expected_dtype=dtype, yardstick=yardstick, use_native=False)
+
+
+def _errors(record: OutputRecord) -> tuple[float, float]:
+    """Return the relative L2 error of an output, and of its worst row; of whole numbers none or an infinite one."""
+    if record.rel_l2 is None or record.rel_l2_row is None:
+        return (math.inf, math.inf) if record.verdict == "fail" else (0.0, 0.0)
+    return record.rel_l2, record.rel_l2_row
 
 
 def _doubt(cell: Cell) -> str:
