@@ -6,9 +6,11 @@ from pathlib import Path
 import ml_dtypes
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 from crosshead.export.artifact import (
+    DTYPES,
     SCHEMA,
     Artifact,
     ArtifactError,
@@ -16,6 +18,7 @@ from crosshead.export.artifact import (
     Manifest,
     Source,
     TensorSpec,
+    Yardstick,
     pack_arrays,
     sha256_bytes,
     unpack_arrays,
@@ -171,6 +174,100 @@ def test_a_manifest_that_cannot_be_read(tmp_path: Path, text: str | None, messag
         Artifact.load(tmp_path / "a")
     assert message in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
+
+
+X, Y = (TensorSpec(name=name, dtype="float32", shape=("batch", 3)) for name in "xy")
+CASE = CaseRecord(name="x=1x128,a/b=1x128", reason="r", seed=0, inputs_sha256="a" * 64, expected_sha256="b" * 64)
+YARDSTICK = Yardstick(sensitivity=1e-7, sensitivity_row=0.0, unit_roundoff=2.0**-24)
+
+
+def case(**changes: object) -> dict[str, object]:
+    return {"cases": (msgspec.structs.replace(CASE, **changes),)}
+
+
+def yardstick(**changes: object) -> dict[str, object]:
+    return case(yardsticks={"y": msgspec.structs.replace(YARDSTICK, **changes)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id": "../a"}, "id '../a'"),
+        ({"id": "a\n"}, r"id 'a\n'"),
+        ({"id": ".."}, "id '..'"),
+        ({"model_sha256": "../../x"}, "model_sha256: expected 64 hexadecimal digits"),
+        ({"weights_sha256": "A" * 64}, "weights_sha256: expected 64"),
+        ({"external_sha256": {"w": "0"}}, "w: expected 64"),
+        ({"external_sha256": {"/etc/passwd": "0" * 64}}, "external file '/etc/passwd'"),
+        ({"external_sha256": {"a/../../w": "0" * 64}}, "expected a path inside the artifact's folder"),
+        ({"outputs": ()}, "outputs: expected one at least"),
+        ({"inputs": (X, X)}, "input 'x' is there 2 times"),
+        ({"inputs": (TensorSpec(name="x", dtype="float33", shape=()),)}, "no dtype is called 'float33'"),
+        ({"outputs": (TensorSpec(name="y", dtype="bool", shape=(-1,)),)}, "expected sizes of at least 0, got -1"),
+        ({"inputs": (TensorSpec(name="x", dtype="bfloat16", shape=()),), "precision": "fp16"}, "precision fp16 does"),
+        ({"source": Source(kind="block", name="mha", cast="fp16")}, "was cast to fp16, but input 'x' is float32"),
+        ({"source": Source(kind="block", name="mha", cast="fp16"), "inputs": ()}, "but the precision is fp32"),
+        (case(name="../c"), "case '../c': expected a name"),
+        (case(name="a\x1b[2J"), "without control characters"),
+        (case(name=" "), "case ' '"),
+        ({"cases": (CASE, CASE)}, "is there 2 times"),
+        ({"cases": (CASE,), "size_cases": (CASE,)}, "is there 2 times"),
+        (case(inputs_sha256="g" * 64), "inputs of case"),
+        (case(sizes={"batch": -1}), "got -1 for axis 'batch'"),
+        (case(noise={"z": 0.1}), "noise 0.1 of output 'z'"),
+        (case(yardsticks={"z": YARDSTICK}), "output 'z': there is no such output"),
+        (yardstick(unit_roundoff=0.0), "0.0 is not the unit roundoff of fp32"),
+        (yardstick(unit_roundoff=2.0**-11), "is not the unit roundoff of fp32"),
+        (yardstick(sensitivity=-1e-7), "at least 0, got -1e-07"),
+        (yardstick(native=-1.0), "at least 0, got -1.0"),
+    ],
+)
+def test_an_edited_manifest_is_refused_in_one_line(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    write(tmp_path / "a", **({"outputs": (Y,)} | changes))
+    with pytest.raises(ArtifactError, match=r"^a/manifest.json is damaged: [^\n]+; export again$") as caught:
+        Artifact.load(tmp_path / "a")
+    assert message in str(caught.value)
+
+
+def test_what_an_export_may_write_is_read(tmp_path: Path) -> None:
+    spread = msgspec.structs.replace(CASE, name="batch=1", sizes={"batch": 1, "past": 0}, noise={"y": 0.5})
+    whole = TensorSpec(name="n", dtype="int64", shape=(0,))
+    cases = (CASE, msgspec.structs.replace(CASE, name="1x128", yardsticks={"y": YARDSTICK}))
+    write(tmp_path / "a", outputs=(Y, whole), cases=cases, size_cases=(spread,), precision="fp32")
+    assert Artifact.load(tmp_path / "a").manifest.size_cases == (spread,)
+    write(tmp_path / "a", cases=(), precision="bf16", external_sha256={"./w/x.bin": "0" * 64})
+    assert not Artifact.load(tmp_path / "a").manifest.cases
+
+
+def test_every_element_type_of_onnx_is_known() -> None:
+    kinds = [kind for kind in onnx.TensorProto.DataType.values() if kind != onnx.TensorProto.UNDEFINED]
+    assert {onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in kinds} <= DTYPES
+
+
+@pytest.mark.parametrize("which", ["model.onnx", "blobs"])
+def test_symbolic_links_are_refused(tmp_path: Path, which: str) -> None:
+    artifact = write(tmp_path / "a")
+    (tmp_path / "a" / which).rename(tmp_path / "moved")
+    (tmp_path / "a" / which).symlink_to(tmp_path / "moved")
+    with pytest.raises(ArtifactError, match=f"{which}.* is a symbolic link"):
+        artifact.verify()
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(ArtifactError, match=r"manifest.json cannot be read .it is a pipe"):
+        Artifact.load(tmp_path)
+    with pytest.raises(ArtifactError, match=r"cannot read manifest.json: it is a pipe"):
+        unpack_arrays(tmp_path / "manifest.json")
+
+
+def test_a_single_array_and_a_folder_are_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "x.npy", np.ones(2))
+    with pytest.raises(ArtifactError, match=r"cannot read x.npy: it holds one array without a name"):
+        unpack_arrays(tmp_path / "x.npy")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArtifactError, match=r"cannot read \.: Is a directory; expected an .npz"):
+        unpack_arrays(Path())
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from crosshead.export import LoadedSource, load_source
-from crosshead.export._records import UNIT_ROUNDOFFS
-from crosshead.export.artifact import TensorSpec
+from crosshead.export.artifact import UNIT_ROUNDOFFS, TensorSpec
 from crosshead.export.size_cases import MOST_ELEMENTS, SizeCases, record_size_cases, size_cases
 
 SOURCES = Path(__file__).parent / "sources" / "sizes.py"

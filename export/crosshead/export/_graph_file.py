@@ -122,7 +122,9 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def tensor_specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...]:
-    """Return name, dtype and shape of graph inputs or outputs; an axis without a name is called `<value>_<axis>`.
+    """Return name, dtype and shape of graph inputs or outputs.
+
+    An axis without a name, or of size -1 as some converters write an open one, is called `<value>_<axis>`.
 
     Raises:
         FormError: a value is no tensor of a dtype that NumPy knows, or has no rank.
@@ -136,6 +138,8 @@ def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
         raise FormError(
             f"{value.name!r} is a {(kind or 'value without a type').removesuffix('_type')}; expected a tensor"
         )
+    if not value.name.isprintable():
+        raise FormError(f"{value.name!r} holds control characters; rename it")
     tensor = value.type.tensor_type
     try:
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
@@ -147,7 +151,9 @@ def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
         name=value.name,
         dtype=dtype,
         shape=tuple(
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}_{axis}"
+            dim.dim_value
+            if dim.HasField("dim_value") and dim.dim_value >= 0
+            else dim.dim_param or f"{value.name}_{axis}"
             for axis, dim in enumerate(tensor.shape.dim)
         ),
     )

@@ -1,14 +1,14 @@
 """Read a bare .onnx file, or say in one line why it cannot be read. Free of torch."""
 
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs are shipped with it
 from onnx import TensorProto, external_data_helper
 
 from crosshead.export._graph_file import opset_of
-from crosshead.export.artifact import SourceError
+from crosshead.export.artifact import SourceError, check_plain, is_inside
 
 _LFS = b"version https://git-lfs"
 
@@ -54,6 +54,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         SourceError: missing, truncated, no ONNX, or too new for the installed onnx.
     """
     try:
+        check_plain(path)
         data = path.read_bytes()
     except OSError as error:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}") from error
@@ -95,14 +96,19 @@ def external_files(path: Path, model: onnx.ModelProto) -> list[str]:
     """Return the names of a model's external data files, relative to it, sorted.
 
     Raises:
-        SourceError: a name that leads out of the model's folder.
+        SourceError: a name that leads out of the model's folder, or an offset or length that is no size.
     """
     names = set()
     for tensor in _tensors(model.graph):
         if tensor.data_location == TensorProto.EXTERNAL:
-            location = external_data_helper.ExternalDataInfo(tensor).location
-            pure = PurePosixPath(location)
-            if not location or pure.is_absolute() or ".." in pure.parts:
+            try:
+                location = external_data_helper.ExternalDataInfo(tensor).location
+            except ValueError as error:
+                said = " ".join(str(error).split())
+                raise SourceError(
+                    f"{path.name}: where tensor {tensor.name!r} lies in its external data is damaged: {said}"
+                ) from error
+            if not is_inside(location):
                 raise SourceError(
                     f"{path.name}: tensor {tensor.name!r} lies in {location!r}, outside the model's folder"
                 )

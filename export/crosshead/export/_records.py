@@ -4,11 +4,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from crosshead.export.artifact import (
+    UNIT_ROUNDOFFS,
     Arrays,
     CaseRecord,
     Form,
@@ -23,8 +23,6 @@ from crosshead.export.case import Case
 
 Sensitivities = Mapping[str, tuple[float, float]]
 """By output name: over the whole output, and over its worst row."""
-
-UNIT_ROUNDOFFS: Final[Mapping[Precision, float]] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ def prepare(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
     Raises:
         RequestError, ExportError: in one line.
     """
+    if not plan.source.strip():
+        raise RequestError("the source is empty; give a block, path.py:factory, a .onnx file or a folder of artifacts")
     if plan.against is not None and plan.source_kind != "onnx":
         raise RequestError(
             f"two sources can be compared when both are .onnx files; got {plan.source!r} and {plan.against!r}"
@@ -123,11 +125,15 @@ def _read_folder(folder: Path, out: Path, on_step: OnStep) -> Prepared:
             f"{folder} holds no artifact: expected manifest.json in it, in its folders, or in its {ARTIFACTS}/; "
             "export one with: crosshead export"
         )
-    artifacts = []
+    artifacts: list[Artifact] = []
     for path in found:
         on_step(f"checking {path.name}")
         artifact = Artifact.load(path)
         artifact.verify()
+        if not artifact.manifest.cases:
+            raise RequestError(f"artifact {artifact.id} carries no case to run; export again")
+        if any(artifact.id == other.id for other in artifacts):
+            raise RequestError(f"{folder} holds two artifacts called {artifact.id}; give the folder of one of them")
         artifacts.append(_copy(artifact, out))
     return Prepared(artifacts, None, {}, [])
 
@@ -143,15 +149,12 @@ def _artifact_folders(folder: Path) -> list[Path]:
 
 
 def _copy(artifact: Artifact, out: Path) -> Artifact:
-    """Copy an artifact into the run, by hard links where the file system has them."""
-
-    def link(source: str, target: str) -> None:
+    """Copy what an artifact's manifest names into the run, by hard links where the file system has them."""
+    target = out / artifact.id
+    for name in artifact.digests():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(source, target)
+            os.link(artifact.folder / name, target / name)
         except OSError:
-            shutil.copy2(source, target)
-
-    target = out / artifact.folder.name
-    out.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(artifact.folder, target, copy_function=link)
-    return Artifact.load(target)
+            shutil.copy2(artifact.folder / name, target / name)
+    return Artifact(target, artifact.manifest).with_manifest(artifact.manifest)

@@ -11,6 +11,7 @@ from crosshead.export.artifact._artifact import (
     write_whole,
 )
 from crosshead.export.artifact._cast import cast_module
+from crosshead.export.artifact._check import DTYPES, UNIT_ROUNDOFFS, is_inside
 from crosshead.export.artifact._errors import ArtifactError, CaptureError, ExportError, FormError, SourceError
 from crosshead.export.artifact._factory import import_factory
 from crosshead.export.artifact._manifest import (
@@ -26,9 +27,12 @@ from crosshead.export.artifact._manifest import (
     TensorSpec,
     Yardstick,
 )
+from crosshead.export.artifact._plain import check_plain
 
 __all__ = [
+    "DTYPES",
     "SCHEMA",
+    "UNIT_ROUNDOFFS",
     "Arrays",
     "Artifact",
     "ArtifactError",
@@ -47,7 +51,9 @@ __all__ = [
     "TensorSpec",
     "Yardstick",
     "cast_module",
+    "check_plain",
     "import_factory",
+    "is_inside",
     "pack_arrays",
     "sha256_bytes",
     "sha256_file",

@@ -21,8 +21,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from crosshead.export.artifact._check import manifest_fault
 from crosshead.export.artifact._errors import ArtifactError
 from crosshead.export.artifact._manifest import SCHEMA, CaseRecord, Manifest
+from crosshead.export.artifact._plain import check_plain
 
 MODEL_FILE = "model.onnx"
 MANIFEST_FILE = "manifest.json"
@@ -62,25 +64,30 @@ def unpack_arrays(path: Path) -> Arrays:
     """Read an `.npz` written by `pack_arrays`, or any other `.npz` of plain arrays.
 
     Raises:
-        ArtifactError: the file is missing, truncated, or holds pickled objects.
+        ArtifactError: the file is missing, truncated, a single array, or holds pickled objects.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays: Arrays = {}
-            for name in archive.files:
-                array = archive[name]
-                if not isinstance(array, np.ndarray):  # a member that is no array comes back as bytes
-                    raise ValueError(f"{name!r} is no array")
-                if name.endswith(_BF16):
-                    import ml_dtypes
+        check_plain(path)
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it holds one array without a name (np.savez(path, name=array) writes an archive)")
+            with archive:
+                arrays: Arrays = {}
+                for name in archive.files:
+                    array = archive[name]
+                    if not isinstance(array, np.ndarray):  # a member that is no array comes back as bytes
+                        raise ValueError(f"{name!r} is no array")
+                    if name.endswith(_BF16):
+                        import ml_dtypes
 
-                    arrays[name.removesuffix(_BF16)] = array.view(ml_dtypes.bfloat16)
-                else:
-                    arrays[name] = array
-            return arrays
+                        arrays[name.removesuffix(_BF16)] = array.view(ml_dtypes.bfloat16)
+                    else:
+                        arrays[name] = array
+                return arrays
     except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         said = (error.strerror if isinstance(error, OSError) else None) or error  # without the path that OSError tells
-        raise ArtifactError(f"cannot read {path.name}: {said}; expected an .npz of plain arrays") from error
+        raise ArtifactError(f"cannot read {path.name or path}: {said}; expected an .npz of plain arrays") from error
 
 
 _BF16 = "@bfloat16"
@@ -146,6 +153,7 @@ class Artifact:
         """
         path = folder / MANIFEST_FILE
         try:
+            check_plain(path)
             data = path.read_bytes()
         except OSError as error:
             raise ArtifactError(
@@ -160,23 +168,32 @@ class Artifact:
             manifest = msgspec.json.decode(data, type=Manifest)
         except msgspec.MsgspecError as error:
             raise ArtifactError(f"{folder.name}/{MANIFEST_FILE} is damaged: {error}; export again") from error
+        fault = manifest_fault(manifest)
+        if fault:
+            raise ArtifactError(f"{folder.name}/{MANIFEST_FILE} is damaged: {fault}; export again")
         return Artifact(folder, manifest)
+
+    def digests(self) -> dict[Path, str]:
+        """Return the digest of each file that the manifest names, by its path relative to the folder."""
+        wanted = {Path(MODEL_FILE): self.manifest.model_sha256}
+        wanted |= {Path(name): digest for name, digest in self.manifest.external_sha256.items()}
+        for case in (*self.manifest.cases, *self.manifest.size_cases):
+            for digest in (case.inputs_sha256, case.expected_sha256):
+                wanted[Path(BLOBS, f"{digest}.npz")] = digest
+        if self.manifest.weights_sha256 is not None:
+            wanted[Path(BLOBS, f"{self.manifest.weights_sha256}.safetensors")] = self.manifest.weights_sha256
+        return wanted
 
     def verify(self) -> None:
         """Hold every file against its digest in the manifest.
 
         Raises:
-            ArtifactError: a file is missing or was changed; the message names it.
+            ArtifactError: a file is missing, was changed, or is a symbolic link; the message names it.
         """
-        wanted = {self.model_path: self.manifest.model_sha256}
-        wanted |= {self.folder / name: digest for name, digest in self.manifest.external_sha256.items()}
-        for case in (*self.manifest.cases, *self.manifest.size_cases):
-            wanted[self.inputs_path(case.name)] = case.inputs_sha256
-            wanted[self.expected_path(case.name)] = case.expected_sha256
-        if self.weights_path is not None and self.manifest.weights_sha256 is not None:
-            wanted[self.weights_path] = self.manifest.weights_sha256
-        for path, digest in wanted.items():
-            name = path.relative_to(self.folder)
+        for name, digest in self.digests().items():
+            path = self.folder / name
+            if any((self.folder / part).is_symlink() for part in (name, *name.parents[:-1])):
+                raise ArtifactError(f"artifact {self.id}: {name} is a symbolic link; put the file itself there")
             if not path.is_file():
                 raise ArtifactError(f"artifact {self.id}: {name} is missing; export again")
             found = sha256_file(path)

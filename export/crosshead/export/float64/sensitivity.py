@@ -14,14 +14,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from crosshead.export.artifact import Precision
+from crosshead.export.artifact import UNIT_ROUNDOFFS, Precision
 from crosshead.export.error import relative_l2, relative_l2_row
 from crosshead.export.float64._graph import Float64Graph, is_float, scale_constants, widen_array
 
 if TYPE_CHECKING:
     from torch import nn
 
-UNIT_ROUNDOFF: Mapping[Precision, float] = MappingProxyType({"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8})
+UNIT_ROUNDOFF: Mapping[Precision, float] = MappingProxyType(UNIT_ROUNDOFFS)
 """Half the distance from 1 to the next number of each precision, relative."""
 
 DRAWS = 8
