@@ -86,6 +86,36 @@ def test_empty_outputs_have_no_error() -> None:
     assert measure_error(np.empty((0, 4), np.float32), np.empty((0, 4)))["rel_l2"] == 0.0
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_scalar_is_measured_as_its_one_element_is(dtype: type) -> None:
+    got: np.ndarray = np.array(2.5).astype(dtype)
+    want = np.array(2.0)
+    found = measure_error(got, want)
+    assert (found["worst"].index, found["worst"].got, found["worst"].want) == ([], 2.5, 2.0)
+    alone = measure_error(got.reshape(1), want.reshape(1))
+    assert alone["worst"].index == [0]
+    assert {**found, "worst": None} == {**alone, "worst": None}
+    assert (found["max_abs"], found["rel_l2"], found["rel_l2_row"]) == (0.5, 0.25, 0.25)
+    assert found["argmax_agreement"] is None
+    assert sum(found["histogram"].counts) == 1
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "error"),
+    [
+        (1.0, 1.0, 0.0),
+        (0.0, 0.0, 0.0),
+        (math.nan, math.nan, 0.0),
+        (math.inf, math.inf, 0.0),
+        (math.nan, 1.0, math.inf),
+        (math.inf, -math.inf, math.inf),
+    ],
+)
+def test_a_scalar_may_be_nothing_ordinary(got: float, want: float, error: float) -> None:
+    found = measure_error(np.array(got, np.float32), np.array(want))
+    assert found["max_abs"] == found["max_rel"] == found["rel_l2"] == found["rel_l2_row"] == error
+
+
 def test_bfloat16_counts_as_floating() -> None:
     assert is_floating(np.zeros(1, ml_dtypes.bfloat16))
     assert not is_floating(np.zeros(1, np.int64))

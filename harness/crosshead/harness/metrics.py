@@ -24,7 +24,7 @@ def measure_error(got: Array, want: Float64) -> dict[str, Any]:
     """Return the fields of an `OutputRecord` that say how far `got` is from `want`.
 
     Args:
-        got: what the backend gave; any shape, a floating dtype.
+        got: what the backend gave; any shape, that of a scalar included; a floating dtype.
         want: the oracle; the same shape, float64.
 
     Returns:
@@ -32,6 +32,8 @@ def measure_error(got: Array, want: Float64) -> dict[str, Any]:
         `histogram`, and the counts of NaN and Inf on both sides. Elements that are NaN or Inf on both sides alike
         count as equal; where the sides disagree the error is infinite.
     """
+    shape = want.shape
+    got, want = np.atleast_1d(got), np.atleast_1d(want)  # () -> (1,)
     wide = got.astype(np.float64)
     found: dict[str, Any] = {
         "nan": int(np.isnan(wide).sum()),
@@ -46,11 +48,12 @@ def measure_error(got: Array, want: Float64) -> dict[str, Any]:
     error[_same_nonfinite(wide, want)] = 0.0
     error[np.isnan(error)] = np.inf
     at = np.unravel_index(int(np.argmax(error)), error.shape)
+    index = [int(i) for i in at] if shape else []
     found["max_abs"] = float(error[at])
     found["max_rel"] = _largest_relative(error, want, got.dtype)
     found["rel_l2"] = relative_l2(wide, want)
     found["rel_l2_row"] = relative_l2_row(wide, want)
-    found["worst"] = WorstElement(index=[int(i) for i in at], got=float(wide[at]), want=float(want[at]))
+    found["worst"] = WorstElement(index=index, got=float(wide[at]), want=float(want[at]))
     finite = np.isfinite(wide) & np.isfinite(want)
     if finite.all():
         found["cosine_distance"] = _cosine_distance(wide, want)
