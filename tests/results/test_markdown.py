@@ -19,6 +19,14 @@ def test_the_verdict_comes_first() -> None:
     )
 
 
+def test_a_run_that_compared_nothing_says_so() -> None:
+    refused = cell(status="unsupported", reason="no kernel", outputs=[], latency=None)
+    text = summary(run(cells=[refused, refused], verdict="suspect"))
+    assert "Verdict: suspect. Nothing was compared, 2 unsupported." in text
+    assert "Nothing was compared" not in summary(run(cells=[cell(outputs=[])]))
+    assert "Nothing was compared" not in summary(run(cells=[]))
+
+
 def test_every_cell_is_a_row_with_units() -> None:
     rows = table(summary(full_run()), "Cells")
     assert len(rows) == 6

@@ -8,7 +8,7 @@ EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def overall(record: RunRecord) -> RunResult:
-    """Return fail, suspect or pass: the worst of graphs, cells, outputs and agreements."""
+    """Return fail, suspect or pass: the worst of graphs, cells, outputs and agreements; suspect if none was judged."""
     outputs = [output.verdict for cell in record.cells for output in cell.outputs]
     graphs = [artifact.graph.verdict for artifact in record.artifacts]
     failed = (
@@ -20,7 +20,13 @@ def overall(record: RunRecord) -> RunResult:
     if failed:
         return "fail"
     doubtful = "weak" in graphs or "suspect" in outputs or any(cell.status == "void" for cell in record.cells)
-    return "suspect" if doubtful else "pass"
+    return "suspect" if doubtful or _nothing_ran(record) else "pass"
+
+
+def _nothing_ran(record: RunRecord) -> bool:
+    """Whether there are cells, and none gave an output to judge, or a time in a run that only times."""
+    useful = any(cell.status == "ok" and (cell.outputs or record.plan.timed) for cell in record.cells)
+    return bool(record.cells) and not useful
 
 
 def exit_status(record: RunRecord, *, by_name: Collection[str], strict: bool, interrupted: bool) -> int:
@@ -29,14 +35,16 @@ def exit_status(record: RunRecord, *, by_name: Collection[str], strict: bool, in
     Args:
         record: the run.
         by_name: backends asked for by name; one that could not run an artifact makes the status 2.
-        strict: suspect, weak and void count as failures.
+        strict: suspect, weak and void count as failures; that nothing ran is told by 2 where a backend asked for by
+            name is why.
         interrupted: the run was stopped by Ctrl-C.
     """
     if interrupted:
         return EXIT_INTERRUPTED
     verdict = overall(record)
-    if verdict == "fail" or (strict and verdict == "suspect"):
+    unsupported = any(cell.status == "unsupported" and cell.backend in by_name for cell in record.cells)
+    if verdict == "fail" or (strict and verdict == "suspect" and not (unsupported and _nothing_ran(record))):
         return EXIT_FAIL
-    if any(cell.status == "unsupported" and cell.backend in by_name for cell in record.cells):
+    if unsupported:
         return EXIT_USAGE
     return EXIT_PASS

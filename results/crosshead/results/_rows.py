@@ -303,6 +303,8 @@ def closing_sentence(record: RunRecord) -> str:
     parts: list[str] = []
     if compared:
         parts.append(f"{counts['pass']} of {compared} cells compute the same function as the float64 oracle")
+    elif rows and not {"timed", "void"} & set(rows):
+        parts.append("Nothing was compared")
     parts += [f"{counts[word]} {word}" for word in ("suspect", "FAIL", "failed", "unsupported", "void") if counts[word]]
     bad_graphs = sum(artifact.graph.verdict == "fail" for artifact in record.artifacts)
     if bad_graphs:
