@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crosshead.export.artifact import Yardstick
-from crosshead.harness.judge import Tolerance, Tolerances, judge_output
+from crosshead.harness.judge import Tolerance, Tolerances, doubt_empty, judge_output
 from crosshead.results import OutputRecord
 
 U = 2.0**-24
@@ -57,6 +57,62 @@ def test_one_wrong_row_shows() -> None:
     assert record.rel_l2 < 50 * 3e-7
     assert record.verdict == "fail"
     assert "worst row" in record.reason
+
+
+@pytest.mark.parametrize("tolerance", [{}, {"rtol": 1e-3}, {"budget": 1e-3}])
+def test_a_scalar_is_judged(tolerance: dict[str, float]) -> None:
+    for got, verdict in ((2.0, "pass"), (2.5, "fail")):
+        record = judge_output(
+            "loss",
+            np.array(got),
+            np.array(2.0),
+            expected_dtype="float64",
+            yardstick=YARDSTICK,
+            use_native=True,
+            tolerance=Tolerance(**tolerance),
+        )
+        assert (record.shape, record.verdict) == ([], verdict)
+    count = judge_output("n", np.array(3), np.array(4), expected_dtype="int64", yardstick=None, use_native=True)
+    assert count.reason == "1 of 1 elements differ"
+
+
+@pytest.mark.parametrize("tolerance", [{}, {"rtol": 1e-3}, {"budget": 1e-3}])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_oracle_without_a_finite_number_is_not_passed(value: float, tolerance: dict[str, float]) -> None:
+    def judged_against_nothing(got: float) -> OutputRecord:
+        return judge_output(
+            "output",
+            np.full((2, 3), got, np.float32),
+            np.full((2, 3), value),
+            expected_dtype="float32",
+            yardstick=YARDSTICK,
+            use_native=True,
+            tolerance=Tolerance(**tolerance),
+        )
+
+    record = judged_against_nothing(value)
+    assert record.verdict == "suspect"
+    assert record.reason == "nothing to judge: the oracle is NaN or Inf everywhere (are the weights loaded?)"
+    assert judged_against_nothing(1.0).verdict == "fail"
+
+
+def test_one_finite_number_in_the_oracle_is_something_to_judge() -> None:
+    want = np.array([math.nan, 1.0])
+    record = judge_output("y", want, want, expected_dtype="float64", yardstick=YARDSTICK, use_native=True)
+    assert (record.verdict, record.reason) == ("pass", "")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_an_empty_output_passes_beside_others_alone(dtype: str) -> None:
+    nothing = np.empty((2, 0, 3), dtype)
+    empty = judge_output("past", nothing, nothing, expected_dtype=dtype, yardstick=None, use_native=True)
+    assert (empty.verdict, empty.reason) == ("pass", "empty")
+    assert doubt_empty([empty, judged(0.0)]) == [empty, judged(0.0)]
+    told = [(record.verdict, record.reason) for record in doubt_empty([empty, empty])]
+    assert told == [("suspect", "nothing to judge: the output is empty")] * 2
+    wrong = judge_output("past", nothing, nothing, expected_dtype="float16", yardstick=None, use_native=True)
+    assert doubt_empty([wrong]) == [wrong]
+    assert wrong.verdict == "fail"
 
 
 def test_nan_fails_and_says_whose() -> None:

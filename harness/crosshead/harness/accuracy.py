@@ -9,7 +9,7 @@ import msgspec
 from crosshead.export.artifact import Arrays, Artifact, CaseRecord, unpack_arrays
 from crosshead.export.error import relative_l2, relative_l2_row
 from crosshead.harness.cells import Cell
-from crosshead.harness.judge import Tolerances, judge_output
+from crosshead.harness.judge import Tolerances, doubt_empty, judge_output
 from crosshead.harness.metrics import is_floating
 from crosshead.harness.padding import Positions, padded_positions, valid
 from crosshead.harness.randomness import NOISE_TIMES, doubted
@@ -236,7 +236,7 @@ def judge(visited: Visit, artifact: Artifact, tolerances: Tolerances) -> CellRec
         )
         same_shape = outputs[spec.name].shape == expected[spec.name].shape
         records.append(doubted(record, case.noise.get(spec.name, 0.0)) if same_shape else record)
-    return msgspec.structs.replace(visited.record, outputs=records)
+    return msgspec.structs.replace(visited.record, outputs=doubt_empty(records))
 
 
 def agreements(visits: Sequence[Visit], artifacts: Mapping[str, Artifact]) -> list[AgreementRecord]:

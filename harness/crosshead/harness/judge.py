@@ -1,7 +1,7 @@
 """The verdict over one output: whose rule, and what it says (docs/method.md, "Tolerance is derived")."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,12 @@ PASS_TIMES_ALONE, FAIL_TIMES_ALONE = 10.0, 100.0
 
 ILL_CONDITIONED = 0.05
 """A yardstick above this leaves no digits worth a verdict."""
+
+EMPTY = "empty"
+"""The reason that goes with an output without an element: it passes beside others that can be judged."""
+
+NO_ELEMENT = "nothing to judge: the output is empty"
+NOTHING_FINITE = "nothing to judge: the oracle is NaN or Inf everywhere (are the weights loaded?)"
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +116,10 @@ def judge_output(
         rule, (verdict, reason) = "user", _judge_by_user(found, got, want, tolerance)
     else:
         verdict, reason = _judge_by_yardstick(found, times, rule, yard, yard_row)
+    if verdict != "fail" and got.size == 0:
+        verdict, reason = "pass", EMPTY
+    elif verdict != "fail" and not np.isfinite(want.astype(np.float64)).any():
+        verdict, reason = "suspect", NOTHING_FINITE
     if verdict != "fail" and got.dtype.name != expected_dtype:
         verdict, reason = "fail", f"dtype {got.dtype.name}, expected {expected_dtype}"
     return OutputRecord(
@@ -124,12 +134,19 @@ def judge_output(
     )
 
 
+def doubt_empty(records: Sequence[OutputRecord]) -> list[OutputRecord]:
+    """Return the outputs of one cell, none of them passed where all are empty: then nothing at all was compared."""
+    if any(record.verdict != "pass" or record.reason != EMPTY for record in records):
+        return list(records)
+    return [msgspec.structs.replace(record, verdict="suspect", reason=NO_ELEMENT) for record in records]
+
+
 def _judge_exact(facts: dict[str, Any], got: NDArray[np.generic], want: NDArray[np.generic]) -> OutputRecord:
     if got.dtype.name != facts["expected_dtype"]:
         reason = f"dtype {got.dtype.name}, expected {facts['expected_dtype']}"
         return OutputRecord(**facts, verdict="fail", rule="exact", reason=reason)
     wrong = int((got != want).sum())
-    reason = f"{wrong} of {got.size} elements differ" if wrong else ""
+    reason = f"{wrong} of {got.size} elements differ" if wrong else "" if got.size else EMPTY
     return OutputRecord(**facts, verdict="fail" if wrong else "pass", rule="exact", reason=reason)
 
 
