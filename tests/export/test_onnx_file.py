@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -309,6 +310,43 @@ def test_missing_truncated_and_outlying_external_data_is_refused(tmp_path: Path)
     made = onnx.load(path, load_external_data=False)
     made.graph.initializer[0].external_data[0].value = "../secret.bin"
     assert "lies in '../secret.bin', outside the model's folder" in refusal(save(tmp_path, made))
+
+
+@pytest.mark.parametrize("offset", ["-8", "abc"])
+def test_an_offset_into_external_data_that_is_none_is_refused(tmp_path: Path, offset: str) -> None:
+    made = onnx.load(save_external(tmp_path), load_external_data=False)
+    entries = {entry.key: entry for entry in made.graph.initializer[0].external_data}
+    entries["offset"].value = offset
+    assert "where tensor 'w' lies in its external data is damaged" in refusal(save(tmp_path, made))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.onnx")
+    assert "m.onnx cannot be read: it is a pipe" in refusal(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(("declared", "told"), [(["batch", 5], "[batch, 5]"), ([7, 3], "[7, 3]"), ([3], "[3]")])
+def test_an_output_of_another_shape_than_declared_is_said(tmp_path: Path, declared: Shape, told: str) -> None:
+    made = linear()
+    made.graph.output[0].CopyFrom(tensor("y", TensorProto.FLOAT, declared))
+    path = save(tmp_path, made)
+    cases = onnx_cases(path, shapes={"x": [(1, 4), (2, 4)]})
+    artifact = export_onnx_file(path, cases, out=tmp_path / "out")
+    (notice,) = artifact.manifest.notices
+    assert (notice.code, notice.where) == ("wrong-output-shape", "y")
+    assert notice.message == f"m.onnx declares output 'y' as {told}, but computes [1, 3] (case 1x4)"
+    second = against_onnx_file(artifact, save(tmp_path, linear(), "n.onnx"), out=tmp_path / "out")
+    assert second.manifest.notices == ()
+
+
+@pytest.mark.parametrize("declared", [["batch", "other"], [-1, 3], ["batch", 3]])
+def test_open_and_right_shapes_of_outputs_pass_in_silence(tmp_path: Path, declared: Shape) -> None:
+    made = linear()
+    made.graph.output[0].CopyFrom(tensor("y", TensorProto.FLOAT, declared))
+    path = save(tmp_path, made)
+    artifact = export_onnx_file(path, onnx_cases(path, shapes={"x": [(2, 4)]}), out=tmp_path / "out")
+    assert artifact.manifest.notices == ()
+    assert Artifact.load(artifact.folder) == artifact
 
 
 def test_an_operator_without_a_float64_evaluation_is_named(tmp_path: Path) -> None:

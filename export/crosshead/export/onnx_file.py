@@ -41,6 +41,8 @@ EXPORTER_UNKNOWN: Final = "unknown"
 UNKNOWN_RANK: Final = "…"
 """The one axis of an output whose rank the file does not tell."""
 
+WRONG_SHAPE: Final = "wrong-output-shape"
+
 _LARGE_BYTES = 1024  # smaller initializers may be shapes, which shape inference reads
 
 
@@ -131,11 +133,12 @@ def export_onnx_file(path: Path, cases: Sequence[Case], *, out: Path, on_step: O
         on_step(f"computing {case.name} in float64")
         expected[case.name] = evaluate_float64(model, case.inputs)
         sensitivities[case.name] = graph_sensitivity(model, case.inputs, expected[case.name], precision)
+    arrays = {case.name: case.inputs for case in cases}
     files = record_cases(cases, expected, sensitivities, precision)
     manifest = msgspec.structs.replace(
         _manifest(path, model, cases[0].seed, inputs, outputs, expected),
         cases=files.records,
-        notices=tuple(_findings(cases)),
+        notices=(*_findings(cases), *_wrong_shapes(path.name, inputs, outputs, arrays, expected)),
     )
     return _write(path, manifest, files.blobs, out)
 
@@ -171,8 +174,10 @@ def against_onnx_file(first: Artifact, path: Path, *, out: Path, on_step: OnStep
     verdict = compare_graphs(model, load_onnx(first.model_path), arrays, expected)
     manifest = _manifest(path, model, first.manifest.source.seed, inputs, outputs, expected)
     identity = manifest.id if manifest.id != first.id else f"{manifest.id}-against"
+    notices = [each for each in first.manifest.notices if each.code != WRONG_SHAPE]
+    notices += _wrong_shapes(path.name, inputs, outputs, arrays, expected)
     manifest = msgspec.structs.replace(
-        manifest, id=identity, graph=verdict, cases=first.manifest.cases, notices=first.manifest.notices
+        manifest, id=identity, graph=verdict, cases=first.manifest.cases, notices=tuple(notices)
     )
     names = [record.name for record in first.manifest.cases]
     files = [file for name in names for file in (first.inputs_path(name), first.expected_path(name))]
@@ -294,3 +299,33 @@ def _findings(cases: Sequence[Case]) -> list[ArtifactNotice]:
         )
         for name, case in masks.items()
     ]
+
+
+def _wrong_shapes(
+    file: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    arrays: Mapping[str, Arrays],
+    expected: Mapping[str, Arrays],
+) -> list[ArtifactNotice]:
+    """Hold the shapes that a file declares for its outputs against those it computes; the first case that differs."""
+    notices: dict[str, ArtifactNotice] = {}
+    for case, computed in expected.items():
+        sizes = {
+            axis: size
+            for spec in inputs
+            for axis, size in zip(spec.shape, arrays[case][spec.name].shape, strict=True)
+            if isinstance(axis, str)
+        }
+        for spec in outputs:
+            got = computed[spec.name].shape
+            want = tuple(sizes.get(axis, axis) if isinstance(axis, str) else axis for axis in spec.shape)
+            fits = len(want) == len(got) and all(a == b for a, b in zip(want, got, strict=True) if isinstance(a, int))
+            if fits or spec.shape == (UNKNOWN_RANK,) or spec.name in notices:
+                continue
+            message = (
+                f"{file} declares output {spec.name!r} as [{', '.join(map(str, spec.shape))}], but computes "
+                f"{list(got)} (case {case})"
+            )
+            notices[spec.name] = ArtifactNotice(code=WRONG_SHAPE, message=message, where=spec.name)
+    return list(notices.values())
