@@ -121,6 +121,10 @@ def test_a_module_that_fails_by_itself_is_told_apart_with_its_own_sizes() -> Non
     )
 
 
+def test_a_number_among_the_outputs_is_told_by_its_place() -> None:
+    assert refusal("number_beside") == "troubles.py:number_beside: output 1 is an int; return tensors alone"
+
+
 def test_the_innermost_cause_of_a_chain() -> None:
     def chain() -> BaseException:
         try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
+from crosshead.export._naming import result_outputs
 from crosshead.export._quiet import silence
 from crosshead.export._tensors import to_tensor
 from crosshead.export.artifact import ArtifactNotice, CaptureError
@@ -34,17 +35,18 @@ def check_alone(loaded: LoadedSource) -> None:
     """Call a module that the exporter refused by itself: its own complaint tells real sizes, the exporter's symbols.
 
     Raises:
-        CaptureError: the module fails without any exporter.
+        CaptureError: the module fails without any exporter, or returns something else than tensors.
     """
     tensors = {name: to_tensor(array) for name, array in loaded.inputs.items()}
     try:
         with silence(), torch.no_grad():
-            loaded.module(**tensors)
+            result = loaded.module(**tensors)
     except Exception as error:
         said = " ".join(str(error).split()) or "(no message)"
         raise CaptureError(
             f"{loaded.source.name}: the module fails on its own inputs: {type(error).__name__}: {said}"
         ) from error
+    result_outputs(loaded.source.name, result)
 
 
 def check_axes(loaded: LoadedSource, model: ir.Model) -> list[ArtifactNotice]:

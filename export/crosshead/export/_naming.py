@@ -62,7 +62,7 @@ def program_outputs(source: str, program: ExportedProgram) -> list[str]:
     return _output_names(
         source,
         [
-            (path, type(each.arg).__name__ == "TensorArgument")
+            (path, "" if type(each.arg).__name__ == "TensorArgument" else type(getattr(each.arg, "value", 0)).__name__)
             for (path, _), each in zip(paths, specs, strict=True)
             if getattr(each.arg, "value", each) is not None  # a constant None holds no place among the outputs
         ],
@@ -72,22 +72,33 @@ def program_outputs(source: str, program: ExportedProgram) -> list[str]:
 def result_outputs(source: str, result: object) -> list[str]:
     """Name each tensor of what a module returned, as `program_outputs` does."""
     paths = pytree.tree_flatten_with_path(result)[0]
-    return _output_names(source, [(path, isinstance(leaf, torch.Tensor)) for path, leaf in paths if leaf is not None])
+    return _output_names(
+        source,
+        [
+            (path, "" if isinstance(leaf, torch.Tensor) else type(leaf).__name__)
+            for path, leaf in paths
+            if leaf is not None
+        ],
+    )
 
 
-def _output_names(source: str, leaves: Sequence[tuple[Any, bool]]) -> list[str]:
-    """Return a name for each leaf, given as the way to it and whether it is a tensor."""
+def _output_names(source: str, leaves: Sequence[tuple[Any, str]]) -> list[str]:
+    """Return a name for each leaf, given as the way to it and its type, empty for a tensor."""
     found: list[str] = []
-    for path, is_tensor in leaves:
+    for path, kind in leaves:
         where = "_".join(_key(step) for step in path)
-        if not is_tensor:
-            raise CaptureError(f"{source}: output {where or '0'} is a number, not a tensor; return tensors alone")
+        if kind:
+            raise CaptureError(f"{source}: output {where or '0'} is {_article(kind)} {kind}; return tensors alone")
         found.append(where)
     if not found:
         raise CaptureError(f"{source} returns no tensor; a graph needs an output")
     if len(found) == 1 and (not found[0] or found[0].isdecimal()):
         return ["output"]
     return [f"output_{name}" if name[:1].isdecimal() else name for name in found]
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[:1].lower() in "aeiou" else "a"
 
 
 def _key(step: Any) -> str:

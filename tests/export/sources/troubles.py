@@ -259,6 +259,17 @@ def alone() -> nn.Module:
     return Core()
 
 
+class WithNumber(nn.Module):
+    """Returns a number beside its tensor."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return x * 2, 3
+
+
+def number_beside() -> tuple[nn.Module, Inputs]:
+    return WithNumber(), {"x": torch.zeros(2, 3)}
+
+
 def raises() -> nn.Module:
     raise KeyError("weights.bin")
 
