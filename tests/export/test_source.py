@@ -143,6 +143,9 @@ def test_what_a_factory_prints_goes_to_standard_error(capfd: pytest.CaptureFixtu
         ("model.onnx", "model.onnx is an ONNX file"),
         ("gone.py", "gone.py alone names no factory"),
         ("gone.py:make", "gone.py is not there"),
+        ("gone.py:", "gone.py alone names no factory; give gone.py:factory"),
+        (f"{TROUBLES}:", "it has: causal_unequal_lengths, equal_lengths_batch_one"),
+        ("", "no block named ''"),
         (str(TROUBLES), "it has: causal_unequal_lengths, equal_lengths_batch_one"),
         (f"{TROUBLES}:missing", "troubles.py has no 'missing'; it has: Branches"),
         (f"{TROUBLES}:not_callable", "troubles.py:not_callable is a int"),
@@ -163,6 +166,7 @@ def test_a_source_that_cannot_be_used_is_refused_in_one_line(text: str, message:
     ("text", "options", "message"),
     [
         ("mha", {"num_heads": 7}, "num_heads"),
+        ("mha", {"self": 1}, "mha has no field 'self'; it has "),
         ("mha", {"num_head": 8}, "did you mean 'num_heads'?"),
         (f"{TROUBLES}:tied", {"widht": 4}, "it takes: width"),
         (f"{TROUBLES}:aliased", {"width": 4}, "it takes: no options"),

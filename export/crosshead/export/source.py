@@ -26,6 +26,7 @@ from crosshead.export.artifact import (
     ArtifactNotice,
     Source,
     SourceError,
+    check_plain,
     import_factory,
     sha256_file,
 )
@@ -121,9 +122,7 @@ def _find_block(text: str) -> "Block":
     if text.endswith(".onnx"):
         raise SourceError(f"{Path(text).name} is an ONNX file; it has no factory (export_onnx_file takes it as it is)")
     if text.endswith(".py"):
-        functions = _functions(Path(text))
-        offer = f"; it has: {', '.join(functions[:12])}" if functions else ""
-        raise SourceError(f"{Path(text).name} alone names no factory; give {Path(text).name}:factory{offer}")
+        raise _no_factory(Path(text))
     close = difflib.get_close_matches(text, BLOCKS, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise SourceError(
@@ -132,9 +131,16 @@ def _find_block(text: str) -> "Block":
     )
 
 
+def _no_factory(path: Path) -> SourceError:
+    functions = _functions(path)
+    offer = f"; it has: {', '.join(functions[:12])}" if functions else ""
+    return SourceError(f"{path.name} alone names no factory; give {path.name}:factory{offer}")
+
+
 def _functions(path: Path) -> list[str]:
     """Return the public functions of a Python file without running it."""
     try:
+        check_plain(path)
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []
@@ -146,6 +152,8 @@ def _locate(text: str) -> tuple[str, Path | None, str | None]:
     location, _, function = text.rpartition(":")
     if location.endswith(".py"):
         path = Path(location).expanduser()
+        if not function:
+            raise _no_factory(path)
         if not path.is_file():
             raise SourceError(f"{location} is not there; expected a Python file with the factory {function!r}")
         path = path.resolve()

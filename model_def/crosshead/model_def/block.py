@@ -126,7 +126,7 @@ class Block:
             values["mask"] = "boolean"
         return values | dict(self.defaults)
 
-    def build(self, **options: object) -> "nn.Module":
+    def build(self, /, **options: object) -> "nn.Module":
         """Build the layer in evaluation mode, its weights drawn from torch's global generator.
 
         The gains and shifts of norms are drawn around 1 and 0, since a lost gain of exactly 1 would not show.
@@ -187,7 +187,7 @@ class Block:
             kv_length = _count("kv_seq", values["kv_seq"])
         return self._draw(_count("batch", batch), _count("seq", query_length), kv_length, past_length, seed, values)
 
-    def example(self, **options: object) -> Example:
+    def example(self, /, **options: object) -> Example:
         """The block as a factory's result: module, inputs, dynamic axes and roles.
 
         Inputs follow torch's seed (`torch.initial_seed()`) without drawing from its generator. Batch 2; lengths are
