@@ -222,6 +222,16 @@ def test_growth_needs_calls_enough(make_plan: MakePlan) -> None:
         make_plan(growth=3)
 
 
+def test_every_second_of_a_run_counts_for_one_phase(make_plan: MakePlan) -> None:
+    record = run(make_plan(fake={"compile_s": 0.1})).record
+    assert record.wall_s is not None
+    assert abs(sum(record.phases_s.values()) - record.wall_s) < 1e-6
+    assert record.phases_s["compile"] > 0.1 * 2 * 2, "cases times processes, and the visits"
+    assert record.phases_s["measure"] >= 0.3, "the budget"
+    for phase in ("visit_start", "visit_session", "workers_start", "workers_session", "warm_up", "judge", "record"):
+        assert record.phases_s[phase] > 0.0
+
+
 def test_compiling_is_told_and_is_no_part_of_a_call(make_plan: MakePlan) -> None:
     finished = run(make_plan(fake={"compile_s": 0.2}))
     for cell in cells(finished):

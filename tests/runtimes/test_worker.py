@@ -78,6 +78,28 @@ def test_a_worker_runs_warms_up_and_measures(
     assert measured.peak_rss_bytes >= measured.rss_bytes > 0
 
 
+def test_an_interpreter_can_come_up_before_anything_is_loaded(linear: Artifact) -> None:
+    with worker_module.Worker("fake", linear.folder, Settings()) as worker:
+        worker.boot()
+        assert worker.pid is not None
+        with pytest.raises(WorkerError, match="not started"):
+            worker.opened()
+        with pytest.raises(WorkerError, match="started before"):
+            worker.boot()
+        worker.start()
+        assert worker.started
+        assert worker.opened().session_s > 0
+        with pytest.raises(WorkerError, match="started before"):
+            worker.start()
+
+
+def test_a_worker_that_only_came_up_is_ended(linear: Artifact) -> None:
+    with worker_module.Worker("fake", linear.folder, Settings()) as worker:
+        worker.boot()
+        pid = worker.pid
+    assert is_gone(pid or 0)
+
+
 def test_measured_times_are_those_of_the_call(linear: Artifact, start_worker: Any) -> None:
     worker = start_worker("fake", linear, fake(sleep_s=0.02))
     warm = worker.warm_up(linear.inputs_path("1x5"), 0.2)

@@ -1,6 +1,7 @@
 """The first visit to every cell, one worker alone at a time: does it run, what does it give, how cold does it start?"""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from crosshead.harness.cells import Cell
 from crosshead.harness.judge import Tolerances, doubt_empty, judge_output
 from crosshead.harness.metrics import is_floating
 from crosshead.harness.padding import Positions, padded_positions, valid
+from crosshead.harness.phases import Phases
 from crosshead.harness.randomness import NOISE_TIMES, doubted
 from crosshead.results import AgreementRecord, CellRecord, Notice, OutputRecord, ProviderRecord, scrub
 from crosshead.runtimes import (
@@ -76,16 +78,44 @@ def launch(cell: Cell, limits: Limits) -> Worker:
     )
 
 
-def visit(cell: Cell, scratch: Path, limits: Limits) -> Visit:
-    """Open a cell in a worker of its own, run it twice on its case, and keep what came out."""
+def visit(
+    cell: Cell,
+    scratch: Path,
+    worker: Worker,
+    phases: Phases,
+    *,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Visit:
+    """Open a cell in a worker of its own, run it twice on its case, and keep what came out.
+
+    Args:
+        cell: what is run.
+        scratch: takes the outputs.
+        worker: of `launch`; started, booted, or neither. It is closed in the end.
+        phases: told where the time went.
+        meanwhile: called once the cold start was read, when something else may run beside the worker.
+    """
     first, second = scratch / "first.npz", scratch / "second.npz"
     inputs = cell.artifact.inputs_path(cell.case)
+    compiles = cell.runtime.capabilities.compiles
     try:
-        with launch(cell, limits) as worker:
-            worker.start()
+        with phases.during("visit_start"), worker:
+            began = time.perf_counter()
+            if not worker.started:
+                worker.start()
             opened = worker.opened()
-            ran = worker.run(inputs, first)
-            again = worker.run(inputs, second)
+            waited_s = time.perf_counter() - began  # less than the worker took, where it came up beside another
+            seen = min(1.0, waited_s / (opened.import_s + opened.session_s))
+            spent = {"visit_import": seen * opened.import_s, "visit_session": seen * opened.session_s}
+            phases.share_out("visit_start", spent)
+            if not compiles:  # that is a reading, too
+                meanwhile()
+            with phases.during("visit_run"):
+                ran = worker.run(inputs, first)
+                again = worker.run(inputs, second)
+            phases.share_out("visit_run", {"compile": ran.compile_s or 0.0})
+            if compiles:
+                meanwhile()
     except (BackendError, WorkerError) as error:
         return Visit(cell, failure_record(cell, error))
     placement = ran.placement or opened.placement

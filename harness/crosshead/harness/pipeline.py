@@ -2,7 +2,6 @@
 
 import itertools
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +20,6 @@ from crosshead.harness.accuracy import (
     judge,
     native_notices,
     noise_notices,
-    visit,
     with_native,
 )
 from crosshead.harness.axes import BAKED, AxesProof, prove_axes
@@ -29,10 +27,12 @@ from crosshead.harness.cells import Cell, choose_backends, make_cells
 from crosshead.harness.growth import measure_growth
 from crosshead.harness.overflow import overflow_notices
 from crosshead.harness.padding import padded_notices
+from crosshead.harness.phases import OTHER, Phases
 from crosshead.harness.plan import Plan, default_threads
 from crosshead.harness.sources import ARTIFACTS, Prepared, prepare
 from crosshead.harness.timing import STEAL_LIMIT, Timing
 from crosshead.harness.verdict import overall
+from crosshead.harness.visits import Visitor
 from crosshead.results import (
     ArtifactRecord,
     CellRecord,
@@ -115,7 +115,7 @@ class _Run:
         self._progress = progress
         self._settings = plan.resolved_settings()
         self._limits = Limits(plan.cell_timeout_s, plan.memory_limit_bytes)
-        self._began = time.monotonic()
+        self._phases = Phases()
         self._cpu_times = CpuTimes()
         self._artifacts: list[Artifact] = []
         self._axes: dict[str, AxesProof] = {}
@@ -144,7 +144,8 @@ class _Run:
         return Finished(self._record, self._store.path, False, by_name)
 
     def _work(self, backends: Sequence[tuple[Runtime, bool]], scratch: Path) -> None:
-        prepared = prepare(self._plan, self._store.path / ARTIFACTS, self._progress)
+        prepared = prepare(self._plan, self._store.path / ARTIFACTS, self._prepare_step)
+        self._phases.enter(OTHER)
         self._artifacts = prepared.artifacts
         self._notices += prepared.notices
         self._update(artifacts=self._artifact_records(), notices=self._notices)
@@ -160,7 +161,9 @@ class _Run:
         visits = self._visit_all(cells, refused, prepared, scratch)
         if "compare" in self._parts:
             current = {artifact.id: artifact for artifact in self._artifacts}
-            self._update(agreements=agreements(visits, current))
+            with self._phases.during("judge"):
+                found = agreements(visits, current)
+            self._update(agreements=found)
         if self._parts != ("bench",):
             self._prove_axes(scratch)
         if "bench" in self._parts:
@@ -172,10 +175,16 @@ class _Run:
         self._store.write_summary(summary(self._record))
 
     def _update(self, **fields: object) -> None:
-        wall_s = time.monotonic() - self._began
-        self._record = msgspec.structs.replace(self._record, wall_s=wall_s, **fields)
-        self._store.update(self._record)
-        self._record = self._store.record  # its id is that of the folder
+        with self._phases.during("record"):
+            spent_s = self._phases.seconds()
+            wall_s = sum(spent_s.values())
+            self._record = msgspec.structs.replace(self._record, wall_s=wall_s, phases_s=spent_s, **fields)
+            self._store.update(self._record)
+            self._record = self._store.record  # its id is that of the folder
+
+    def _prepare_step(self, text: str) -> None:
+        self._phases.step(text)
+        self._progress(text)
 
     # --- numbers
 
@@ -183,30 +192,26 @@ class _Run:
         self, cells: Sequence[Cell], refused: Sequence[CellRecord], prepared: Prepared, scratch: Path
     ) -> list[Visit]:
         visits: list[Visit] = []
-        folders = (scratch / str(number) for number in itertools.count())
-        for cell in self._native_cells(cells, prepared):
-            self._progress(f"{cell.runtime.name}: the source framework's own error, case {cell.case}")
-            self._fill_native(self._visit(cell, folders.__next__()))
-        for cell in cells:
-            self._progress(f"{cell.label}, case {cell.case}")
-            visited = self._visit(cell, folders.__next__())
-            if cell.runtime.name == NATIVE_BACKEND:
+        with Visitor(scratch, self._limits, self._phases, self._progress) as visitor:
+            native = self._native_cells(cells, prepared)
+            for visited in visitor.visits(native, "the source framework's own error"):
                 self._fill_native(visited)
-            if "compare" in self._parts:
-                visited.record = judge(visited, self._current(cell.artifact), self._plan.tolerances)
-            visits.append(visited)
-            self._notices += [*noise_notices(visited), *padded_notices(visited.record)]
-            self._update(cells=[*refused, *(v.record for v in visits)])
+            for visited in visitor.visits(cells):
+                visits.append(visited)
+                if visited.cell.runtime.name == NATIVE_BACKEND:
+                    self._fill_native(visited)
+                if "compare" in self._parts:
+                    with self._phases.during("judge"):
+                        artifact = self._current(visited.cell.artifact)
+                        visited.record = judge(visited, artifact, self._plan.tolerances)
+                self._notices += [*noise_notices(visited), *padded_notices(visited.record)]
+                self._update(cells=[*refused, *(v.record for v in visits)])
         self._update(cells=[*refused, *(v.record for v in visits)], artifacts=self._artifact_records())
         for artifact in self._one_of_each_precision():
             self._notices += native_notices(artifact)
         self._notices += overflow_notices(visits)
         self._update(notices=self._notices)
         return visits
-
-    def _visit(self, cell: Cell, folder: Path) -> Visit:
-        folder.mkdir()
-        return visit(cell, folder, self._limits)
 
     def _native_cells(self, cells: Sequence[Cell], prepared: Prepared) -> list[Cell]:
         """Return what must be run only to know the source framework's own error: nothing where a cell gives it."""
@@ -271,7 +276,8 @@ class _Run:
             self._progress(f"{artifact.id}: other sizes of its dynamic axes")
             folder = scratch / f"axes{index}"
             folder.mkdir()
-            proof = prove_axes(artifact, self._settings, folder, self._limits)
+            with self._phases.during("axes"):
+                proof = prove_axes(artifact, self._settings, folder, self._limits)
             self._artifacts[index] = proof.noted(artifact)
             self._axes[artifact.id] = proof
             self._notices += [notice for notice in proof.notices if notice.code != BAKED]  # the artifact's own
@@ -287,7 +293,8 @@ class _Run:
             if not cell.timed or visited.record.status != "ok" or cell.runtime.capabilities.executes != "graph":
                 continue
             self._progress(f"{cell.label}, case {cell.case}: {calls} calls with varying lengths")
-            growth, notices = measure_growth(cell, calls=calls, seed=self._plan.seed, limits=self._limits)
+            with self._phases.during("growth"):
+                growth, notices = measure_growth(cell, calls=calls, seed=self._plan.seed, limits=self._limits)
             visited.record = msgspec.structs.replace(visited.record, growth=growth)
             self._notices += notices
             cells = [*self._record.cells[:first], *(other.record for other in visits)]
@@ -305,6 +312,7 @@ class _Run:
             seed=self._plan.seed,
             limits=self._limits,
             worker_bytes=[visited.record.peak_rss_bytes or 0 for visited in timed],
+            phases=self._phases,
             on_progress=self._progress,
         )
         try:

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -18,6 +18,8 @@ import psutil
 
 from crosshead.harness.accuracy import Limits, failure_record, launch
 from crosshead.harness.cells import Cell
+from crosshead.harness.phases import Phases
+from crosshead.harness.plan import default_threads
 from crosshead.results import (
     CellRecord,
     CpuTimes,
@@ -34,7 +36,12 @@ ROUNDS = 4
 
 SHORTEST_TURN_S, LONGEST_TURN_S = 0.05, 0.5
 SETTLE_SHARE = 0.25
-WARM_UP_LIMIT_S = 3.0
+WARM_UP_SHORTEST_S, WARM_UP_LONGEST_S = 1.0, 3.0
+"""A process that does not come to a steady state is given up after its share of the budget, within these limits."""
+
+MOST_TOGETHER = 8
+"""Workers that come up at a time, at most: half as many as there are cores, and two at least."""
+
 SETTLED = 0.01
 MEMORY_SHARE = 0.6
 """Workers alive together may hold this share of the memory that is free."""
@@ -54,6 +61,17 @@ class Replica:
     warm: Warm | None = None
     samples_s: list[float] = field(default_factory=list)
     peak_rss_bytes: int = 0
+
+
+def _wait_until_open(replica: Replica) -> float | Exception:
+    """Wait until a started worker is open, and stop it; return the seconds of the wait, or why it came to nothing."""
+    began = time.perf_counter()
+    try:
+        replica.opened = replica.worker.opened()
+        replica.worker.pause()
+    except (BackendError, WorkerError) as error:
+        return error
+    return time.perf_counter() - began
 
 
 @dataclass
@@ -95,6 +113,7 @@ class Timing:
         limits: Limits,
         worker_bytes: Sequence[int],
         on_progress: Callable[[str, float], None],
+        phases: Phases | None = None,
     ) -> None:
         """Prepare.
 
@@ -106,6 +125,7 @@ class Timing:
             limits: of one worker.
             worker_bytes: resident size of a worker of each cell, as seen at its first visit.
             on_progress: told what goes on, and the share of the whole (0 to 1) that is done.
+            phases: told where the time went.
         """
         self.timings = [CellTiming(cell) for cell in cells]
         self.steal_share = 0.0
@@ -115,6 +135,9 @@ class Timing:
         self._limits = limits
         self._worker_bytes = worker_bytes
         self._on_progress = on_progress
+        self._phases = phases if phases is not None else Phases()
+        self._together = max(2, min(MOST_TOGETHER, default_threads() // 2))
+        self._starts: list[tuple[float, Replica]] = []
         self._measured_s = 0.0
 
     def measure(self) -> None:
@@ -155,42 +178,58 @@ class Timing:
 
     def _fail(self, replica: Replica, error: Exception) -> None:
         timing = self.timings[replica.cell]
+        if timing.failure is not None:  # another process of the cell came first, and this one was closed with it
+            return
         timing.failure = failure_record(timing.cell, error)
         for other in timing.replicas:
             other.worker.close()
 
     def _open(self, wave: Sequence[Replica]) -> None:
-        """Start workers two at a time: nothing is timed meanwhile, and a start keeps about one core busy."""
-
-        def wait(replica: Replica) -> Opened | Exception:
+        """Start workers, a few at a time: nothing is timed meanwhile, and a start keeps about one core busy."""
+        pending = [*wave][::-1]
+        coming_up: dict[Future[float | Exception], Replica] = {}
+        with ThreadPoolExecutor(self._together) as pool, self._phases.during("workers_start"):
             try:
-                opened = replica.worker.opened()
-                replica.worker.pause()
-            except (BackendError, WorkerError) as error:
-                return error
-            return opened
+                while pending or coming_up:
+                    while pending and len(coming_up) < self._together:
+                        replica = pending.pop()
+                        if not self._alive([replica]):
+                            continue
+                        try:
+                            replica.worker.start()  # here, since the kernel ties a child to the thread that made it
+                        except WorkerError as error:
+                            self._fail(replica, error)
+                        else:
+                            coming_up[pool.submit(_wait_until_open, replica)] = replica
+                    done, _ = wait(coming_up, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        replica, spent = coming_up.pop(future), future.result()
+                        if isinstance(spent, Exception):
+                            self._fail(replica, spent)
+                        else:
+                            self._starts.append((spent, replica))
+                        self._on_progress("starting workers", self._share())
+            except BaseException:
+                for replica in coming_up.values():
+                    replica.worker.close()  # ends the wait in the pool's threads
+                raise
+        self._share_out_starts()
 
-        pending = list(wave)
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            while pending:
-                pair, pending = pending[:2], pending[2:]
-                pair = self._alive(pair)
-                try:
-                    for replica in pair:
-                        replica.worker.start()  # here, since the kernel ties a child to the thread that made it
-                    results = list(pool.map(wait, pair))
-                except BaseException:
-                    for replica in pair:
-                        replica.worker.close()  # ends the wait in the pool's threads
-                    raise
-                for replica, opened in zip(pair, results, strict=True):
-                    if isinstance(opened, Exception):
-                        self._fail(replica, opened)
-                    else:
-                        replica.opened = opened
-                self._on_progress("starting workers", self._share())
+    def _share_out_starts(self) -> None:
+        """Share the wall time of the starts out by what the workers say they spent."""
+        spent_s = sum(spent for spent, _ in self._starts)
+        wall_s = self._phases.seconds().get("workers_start", 0.0)
+        parts = {"workers_import": 0.0, "workers_session": 0.0}
+        for _, replica in self._starts:
+            if replica.opened is not None and spent_s > 0.0:
+                parts["workers_import"] += wall_s * replica.opened.import_s / spent_s
+                parts["workers_session"] += wall_s * replica.opened.session_s / spent_s
+        self._starts.clear()
+        self._phases.share_out("workers_start", parts)
 
     def _warm_up(self, wave: Sequence[Replica]) -> None:
+        workers = self._processes * len(self.timings)
+        limit_s = min(WARM_UP_LONGEST_S, max(WARM_UP_SHORTEST_S, self._budget_s / workers))
         order = list(wave)
         self._random.shuffle(order)
         for replica in order:
@@ -199,10 +238,10 @@ class Timing:
                 continue
             try:
                 replica.worker.resume()
-                replica.warm = replica.worker.warm_up(
-                    timing.cell.artifact.inputs_path(timing.cell.case), WARM_UP_LIMIT_S
-                )
-                replica.worker.pause()
+                with self._phases.during("warm_up"):
+                    replica.warm = replica.worker.warm_up(timing.cell.artifact.inputs_path(timing.cell.case), limit_s)
+                    replica.worker.pause()
+                self._phases.share_out("warm_up", {"compile": replica.warm.compile_s or 0.0})
             except (BackendError, WorkerError) as error:
                 self._fail(replica, error)
             self._on_progress("warming up", self._share())
@@ -233,9 +272,10 @@ class Timing:
             return
         began = time.perf_counter()
         try:
-            replica.worker.resume()
-            measured = replica.worker.measure(SETTLE_SHARE * turn_s, (1.0 - SETTLE_SHARE) * turn_s)
-            replica.worker.pause()
+            with self._phases.during("measure"):
+                replica.worker.resume()
+                measured = replica.worker.measure(SETTLE_SHARE * turn_s, (1.0 - SETTLE_SHARE) * turn_s)
+                replica.worker.pause()
         except (BackendError, WorkerError) as error:
             self._fail(replica, error)
         else:

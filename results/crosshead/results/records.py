@@ -376,13 +376,17 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `finished` is False in what an interrupted run leaves behind."""
+    """One run. `finished` is False in what an interrupted run leaves behind.
+
+    `phases_s` says where `wall_s` went, each second once; see `crosshead.harness.phases`.
+    """
 
     schema: str = SCHEMA
     id: str
     crosshead: str
     started: str
     wall_s: float | None = None
+    phases_s: dict[str, float] = {}
     finished: bool = False
     plan: PlanRecord
     environment: EnvironmentRecord

@@ -5,10 +5,9 @@ and turns are combined is the harness's business (docs/method.md, "Set-up that d
 """
 
 import gc
-import math
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 
@@ -20,10 +19,10 @@ CLOCK_SHARE = 1e-3
 """Reading the clock may cost this share of a sample."""
 
 STEADY = 0.02
-"""Two windows agree when their medians are within this share of each other."""
+"""A window agrees with those before it when its median is no farther than this share outside of what theirs span."""
 
 STEADY_TIMES = 2
-"""Steady: so many times in a row a window agrees with the one before it."""
+"""Steady: so many times in a row a window agrees. The first window only shows how cold the process was."""
 
 WINDOW_CALLS = 5
 WINDOW_S = 0.03
@@ -97,7 +96,10 @@ def first_call(step: Step) -> float:
 
 
 def warm_up(step: Step, limit_s: float, first_call_s: float) -> WarmUp:
-    """Call until the medians of successive windows agree, or until `limit_s` has gone by.
+    """Call until the medians of windows lie among those seen before, or until `limit_s` has gone by.
+
+    Not until two successive ones are equal: on a machine with other guests they go up and down by more than `STEADY`
+    for as long as one looks. What a warm-up has to outlast is calls that go on becoming faster, or slower.
 
     Args:
         step: the call.
@@ -105,14 +107,15 @@ def warm_up(step: Step, limit_s: float, first_call_s: float) -> WarmUp:
         first_call_s: what `first_call` gave, passed on.
     """
     deadline = time.perf_counter() + limit_s
-    calls, agreed, before = 1, 0, math.nan  # the first call says nothing about the steady state
+    calls, agreed = 1, 0  # the first call says nothing about the steady state
+    seen: list[float] = []
     with collection_off():
         clock_s = clock_cost_s()
         while True:
             middle, made = _window(step, deadline)
             calls += made
-            agreed = agreed + 1 if abs(middle - before) <= STEADY * before else 0
-            before = middle
+            agreed = agreed + 1 if _lies_among(middle, seen[1:]) else 0
+            seen.append(middle)
             if agreed >= STEADY_TIMES or time.perf_counter() >= deadline:
                 break
     return WarmUp(
@@ -122,6 +125,10 @@ def warm_up(step: Step, limit_s: float, first_call_s: float) -> WarmUp:
         call_s=middle,
         calls_per_sample=calls_per_sample(middle, clock_s),
     )
+
+
+def _lies_among(middle: float, seen: Sequence[float]) -> bool:
+    return bool(seen) and (1.0 - STEADY) * min(seen) <= middle <= (1.0 + STEADY) * max(seen)
 
 
 def _window(step: Step, deadline: float) -> tuple[float, int]:

@@ -112,7 +112,20 @@ class Worker:
         self._closed = False
 
     def start(self) -> None:
-        """Start the process and send it `Open`; returns at once.
+        """Start the process, unless `boot` did, and send it `Open`; returns at once.
+
+        Raises:
+            WorkerError: it was started before, or the system starts no process.
+        """
+        if self._process is None:
+            self.boot()
+        if self._closed or self._open_deadline:
+            raise WorkerError("this worker was started before; make another one")
+        self._open_deadline = time.monotonic() + self._timeout_s
+        self._send(self._open)
+
+    def boot(self) -> None:
+        """Start the process alone: the interpreter comes up and waits, and no library of the backend is imported yet.
 
         Raises:
             WorkerError: it was started before, or the system starts no process.
@@ -147,8 +160,6 @@ class Worker:
         self._errors, self._lines = errors, LineReader(self._process.stdout)
         leftover = path if sys.platform == "win32" else None
         self._end = weakref.finalize(self, _end, os.getpid(), self._process, self._lines, errors, leftover, own_cache)
-        self._open_deadline = time.monotonic() + self._timeout_s
-        self._send(self._open)
 
     def opened(self) -> messages.Opened:
         """Wait until the artifact is loaded; later calls give the same answer. The deadline runs from `start`.
@@ -248,6 +259,11 @@ class Worker:
         end()
 
     @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        return self._open_deadline > 0.0
+
+    @property
     def pid(self) -> int | None:
         """The process id; None before `start`."""
         return None if self._process is None else self._process.pid
@@ -264,7 +280,7 @@ class Worker:
     def _check_usable(self) -> None:
         if self._closed:
             raise SessionClosedError("the worker was closed; start another one")
-        if self._process is None:
+        if self._process is None or not self._open_deadline:
             raise WorkerError("the worker was not started; call start() first")
 
     def _ask(self, request: messages.Request, kind: type[ReplyT], spent_s: float, doing: str) -> ReplyT:
