@@ -100,8 +100,8 @@ def has_huge_pages() -> bool:
 def merge_tunables(own: str, *, huge_pages: bool) -> str:
     """Return glibc tunables with huge pages on or off, and the user's others kept.
 
-    With huge pages the spread between equal processes fell from 4.7 % to 1.6 %; a value of the user's own
-    (2 asks for reserved huge pages) is left alone.
+    Huge pages make equal processes differ less; `benchmarks/truth_of_time.py` shows what they do on a machine. A value
+    of the user's own (2 asks for reserved huge pages) is left alone.
     """
     entries = [entry for entry in own.split(":") if entry]
     names = [entry.partition("=")[0] for entry in entries]
