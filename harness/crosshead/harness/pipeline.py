@@ -30,7 +30,7 @@ from crosshead.harness.padding import padded_notices
 from crosshead.harness.phases import OTHER, Phases
 from crosshead.harness.plan import Plan, default_threads
 from crosshead.harness.sources import ARTIFACTS, Prepared, prepare
-from crosshead.harness.timing import STEAL_LIMIT, Timing
+from crosshead.harness.timing import VOID_STEAL_SHARE, Timing
 from crosshead.harness.verdict import overall
 from crosshead.harness.visits import Visitor
 from crosshead.results import (
@@ -342,7 +342,7 @@ class _Run:
                 latency=latency,
                 peak_rss_bytes=max([*peaks, visited.record.peak_rss_bytes or 0]),
             )
-            if latency is not None and timing.steal_share > STEAL_LIMIT:
+            if latency is not None and timing.steal_share > VOID_STEAL_SHARE:
                 visited.record = msgspec.structs.replace(
                     visited.record, status="void", reason="the machine was disturbed while measuring; see the notices"
                 )

@@ -46,7 +46,7 @@ SETTLED = 0.01
 MEMORY_SHARE = 0.6
 """Workers alive together may hold this share of the memory that is free."""
 
-STEAL_LIMIT = 0.1
+VOID_STEAL_SHARE = 0.1
 """Above this share of stolen time during the measuring, the figures mean nothing."""
 
 
@@ -326,7 +326,7 @@ class Timing:
     def notices(self) -> list[Notice]:
         """Say what disturbed the measuring."""
         found = []
-        if self.steal_share > STEAL_LIMIT:
+        if self.steal_share > VOID_STEAL_SHARE:
             message = (
                 f"{self.steal_share:.0%} of the processor's time went to other guests of this host while measuring; "
                 "the times are void: measure again on a quieter machine"

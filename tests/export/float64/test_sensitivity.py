@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from crosshead.export.artifact import Precision
+from crosshead.export.artifact import UNIT_ROUNDOFFS, Precision
 from crosshead.export.error import relative_l2
 from crosshead.export.float64 import (
-    UNIT_ROUNDOFF,
     evaluate_float64,
     graph_sensitivity,
     module_outputs_float64,
@@ -39,17 +38,17 @@ def of_module(module: nn.Module, case: Arrays, precision: Precision = "fp32", co
 
 
 def test_unit_roundoff_is_half_the_spacing_at_one() -> None:
-    assert UNIT_ROUNDOFF["fp32"] == np.finfo(np.float32).eps / 2
-    assert UNIT_ROUNDOFF["fp16"] == np.finfo(np.float16).eps / 2
-    assert UNIT_ROUNDOFF["bf16"] == torch.finfo(torch.bfloat16).eps / 2
+    assert UNIT_ROUNDOFFS["fp32"] == np.finfo(np.float32).eps / 2
+    assert UNIT_ROUNDOFFS["fp16"] == np.finfo(np.float16).eps / 2
+    assert UNIT_ROUNDOFFS["bf16"] == torch.finfo(torch.bfloat16).eps / 2
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_identity_moves_by_one_unit_roundoff(precision: Precision) -> None:
     case = {"x": np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)}
     whole, row = of_module(Each(lambda x: x), case, precision)["y0"]
-    assert whole == pytest.approx(UNIT_ROUNDOFF[precision], rel=1e-6)
-    assert UNIT_ROUNDOFF[precision] <= row * 1.000001
+    assert whole == pytest.approx(UNIT_ROUNDOFFS[precision], rel=1e-6)
+    assert UNIT_ROUNDOFFS[precision] <= row * 1.000001
 
 
 def test_a_product_moves_with_inputs_and_weights_and_the_module_stays() -> None:
@@ -63,7 +62,7 @@ def test_a_product_moves_with_inputs_and_weights_and_the_module_stays() -> None:
 def test_cancellation_is_seen() -> None:
     case = {"x": np.array([[1000.3, -1000.2]], np.float32)}
     whole, _ = of_module(Each(lambda x: x.sum(-1)), case)["y0"]
-    assert whole > 5000 * UNIT_ROUNDOFF["fp32"]
+    assert whole > 5000 * UNIT_ROUNDOFFS["fp32"]
 
 
 def test_the_worst_row_is_at_least_the_whole() -> None:

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Final
 
 from crosshead.export.artifact._manifest import CaseRecord, Manifest, Precision, TensorSpec
@@ -19,7 +20,10 @@ DTYPES: Final = frozenset(
 )
 """The NumPy names of ONNX's element types."""
 
-UNIT_ROUNDOFFS: Final[Mapping[Precision, float]] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+UNIT_ROUNDOFFS: Final[Mapping[Precision, float]] = MappingProxyType(
+    {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+)
+"""Half the distance from 1 to the next number of each precision, relative."""
 
 _COARSENESS: Final[Mapping[str, int]] = {"fp32": 0, "fp16": 1, "bf16": 2, "float16": 1, "bfloat16": 2}
 _FLOATS: Final[Mapping[Precision, str]] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

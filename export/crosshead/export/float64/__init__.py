@@ -12,11 +12,10 @@ if TYPE_CHECKING:
     from crosshead.export.float64.graph_check import check_graph
     from crosshead.export.float64.oracle import Float64Module, module_outputs_float64
     from crosshead.export.float64.overflow import Overflow, first_overflow
-    from crosshead.export.float64.sensitivity import UNIT_ROUNDOFF, graph_sensitivity, module_sensitivity
+    from crosshead.export.float64.sensitivity import graph_sensitivity, module_sensitivity
     from crosshead.export.float64.widening import narrowing_casts, widen
 
 __all__ = [
-    "UNIT_ROUNDOFF",
     "Float64Module",
     "Overflow",
     "check_graph",
@@ -30,7 +29,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "UNIT_ROUNDOFF": "sensitivity",
     "Float64Module": "oracle",
     "Overflow": "overflow",
     "check_graph": "graph_check",

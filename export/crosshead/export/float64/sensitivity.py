@@ -7,7 +7,6 @@ inputs: the largest of a few draws, in each of which every element moves by one 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +19,6 @@ from crosshead.export.float64._graph import Float64Graph, is_float, scale_consta
 
 if TYPE_CHECKING:
     from torch import nn
-
-UNIT_ROUNDOFF: Mapping[Precision, float] = MappingProxyType(UNIT_ROUNDOFFS)
-"""Half the distance from 1 to the next number of each precision, relative."""
 
 DRAWS = 8
 _SEED = 20100
@@ -55,7 +51,7 @@ def module_sensitivity(
     from crosshead.export.float64.oracle import Float64Module
 
     oracle = Float64Module(module)
-    nudge = _Nudge(UNIT_ROUNDOFF[precision])
+    nudge = _Nudge(UNIT_ROUNDOFFS[precision])
 
     def draw(rng: np.random.Generator) -> _Arrays:
         oracle.restore()
@@ -85,7 +81,7 @@ def graph_sensitivity(
         FormError: as `evaluate_float64`.
     """
     graph = Float64Graph.of(model)
-    nudge = _Nudge(UNIT_ROUNDOFF[precision])
+    nudge = _Nudge(UNIT_ROUNDOFFS[precision])
     weights = [name for name in graph.native if _is_weight(graph, name)]
 
     def draw(rng: np.random.Generator) -> _Arrays:
