@@ -22,6 +22,8 @@ DIMENSIONLESS = {
     "GrowthRecord": {"calls", "shapes"},
     "HistogramRecord": {"counts", "zeros"},
     "LatencyRecord": {"missing_samples", "samples", "calls_per_sample", "processes"},
+    "LawRecord": {"violation", "limit", "cases"},  # the unit stands beside them
+    "NoiseRecord": {"repeat", "other_batch", "other_threads"},
     "OutputRecord": {
         "shape",
         "max_abs",  # in the unit of the output itself

@@ -19,6 +19,7 @@ CellStatus = Literal["ok", "unsupported", "failed", "void"]
 RatioResult = Literal["faster", "slower", "same", "undecided"]
 RunResult = Literal["pass", "suspect", "fail"]
 Rule = Literal["yardstick", "sensitivity", "user", "exact"]
+Cause = Literal["graph", "kernel", "math-mode", "nondeterminism", "data"]
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,6 +282,66 @@ class AgreementRecord(msgspec.Struct, frozen=True, kw_only=True):
     verdict: OutputResult
 
 
+class LawRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One law that needs no reference, asked of one artifact on one backend (docs/method.md, "Laws").
+
+    Attributes:
+        law: its name, e.g. `causality`.
+        violation: the largest that was seen, in `unit`; None where it could not be asked.
+        limit: up to here the law holds.
+        unit: `u` (unit roundoffs of the precision, relative to the largest output) or `absolute`.
+        cases: how many sets of inputs it was asked on.
+        reason: one sentence where the verdict is not pass.
+    """
+
+    law: str
+    artifact: str
+    backend: str
+    verdict: OutputResult
+    violation: float | None = None
+    limit: float
+    unit: str = "u"
+    cases: int = 0
+    reason: str = ""
+
+
+class NoiseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend against itself on one artifact: the floor below which a difference to others means nothing.
+
+    Each figure is the largest relative L2 distance over outputs; 0 is the same bits; None where it could not be asked.
+
+    Attributes:
+        case: the inputs.
+        repeat: the same inputs twice in one process.
+        other_batch: a row of the batch alone against the same row among others.
+        other_threads: one thread, or two where one is the setting, against the threads that were asked for.
+        detail: what was compared with what, or why it could not be.
+    """
+
+    artifact: str
+    backend: str
+    case: str
+    repeat: float | None = None
+    other_batch: float | None = None
+    other_threads: float | None = None
+    detail: str = ""
+
+
+class CauseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What kind of fault a failed or suspect cell shows, in one sentence with figures.
+
+    Attributes:
+        where: label and case of the cell, or id of the artifact.
+        kind: `graph` (the export), `kernel` (the backend), `math-mode` (products rounded on purpose),
+            `nondeterminism`, or `data` (inputs or weights that the precision does not hold).
+        message: the finding.
+    """
+
+    where: str
+    kind: Cause
+    message: str
+
+
 class ComparisonRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Latency of cell `a` over that of cell `b` (below 1: a is faster), with its interval over processes.
 
@@ -378,6 +439,8 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `finished` is False in what an interrupted run leaves behind.
 
+    `cells` are the cases that were asked for; `stress` those of the stress set, compared and never timed.
+
     `phases_s` says where `wall_s` went, each second once; see `crosshead.harness.phases`.
     """
 
@@ -392,6 +455,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     environment: EnvironmentRecord
     artifacts: list[ArtifactRecord] = []
     cells: list[CellRecord] = []
+    stress: list[CellRecord] = []
+    laws: list[LawRecord] = []
+    noise: list[NoiseRecord] = []
+    causes: list[CauseRecord] = []
     agreements: list[AgreementRecord] = []
     comparisons: list[ComparisonRecord] = []
     notices: list[Notice] = []

@@ -264,6 +264,11 @@ class Worker:
         return self._open_deadline > 0.0
 
     @property
+    def closed(self) -> bool:
+        """Whether it was ended, by `close` or because the artifact was refused."""
+        return self._closed
+
+    @property
     def pid(self) -> int | None:
         """The process id; None before `start`."""
         return None if self._process is None else self._process.pid
