@@ -227,7 +227,8 @@ def test_every_second_of_a_run_counts_for_one_phase(make_plan: MakePlan) -> None
     assert record.wall_s is not None
     assert abs(sum(record.phases_s.values()) - record.wall_s) < 1e-6
     assert record.phases_s["compile"] > 0.1 * 2 * 2, "cases times processes, and the visits"
-    assert record.phases_s["measure"] >= 0.3, "the budget"
+    assert record.phases_s["measure"] + record.phases_s["warm_up"] >= 0.3, "the budget"
+    assert record.phases_s["measure"] >= 0.15, "half of it at least"
     for phase in ("visit_start", "visit_session", "workers_start", "workers_session", "warm_up", "judge", "record"):
         assert record.phases_s[phase] > 0.0
 

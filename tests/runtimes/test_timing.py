@@ -57,6 +57,14 @@ def test_warm_up_ends_when_the_time_is_steady(monkeypatch: pytest.MonkeyPatch) -
     assert warm.calls > len(slow_start)
 
 
+def test_a_machine_that_is_never_quiet_does_not_hold_a_warm_up_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = Ticks(monkeypatch, reading_s=50e-9)
+    restless = itertools.chain([0.1] * 5, itertools.cycle([1.00e-2] * 5 + [1.06e-2] * 5 + [1.03e-2] * 5))
+    warm = timing.warm_up(ticks.step(restless), 60.0, first_call_s=0.5)
+    assert warm.steady
+    assert warm.calls == 1 + 5 * 5, "one cold window, two that set the span, two that lie in it"
+
+
 def test_warm_up_that_never_settles_ends_at_its_limit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = Ticks(monkeypatch, reading_s=50e-9)
     growing = (1e-3 * 1.05**number for number in itertools.count())

@@ -1,6 +1,7 @@
 """The command line. Heavy imports wait until a verb does its work: `crosshead --help` must answer at once."""
 
 import errno
+import gc
 import io
 import math
 import os
@@ -213,7 +214,9 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _interrupt)
-    sys.exit(_main(arguments))
+    status = _main(arguments)
+    gc.freeze()  # the interpreter's last collection would go through all that PyTorch made: a second, for nothing
+    sys.exit(status)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

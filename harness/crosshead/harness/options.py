@@ -157,7 +157,13 @@ TOLERANCES = together(
 
 MEASURING = together(
     [
-        click.option("--time-budget", "time_budget_s", type=float, default=20.0, help="Seconds of measuring.  [20]"),
+        click.option(
+            "--time-budget",
+            "time_budget_s",
+            type=float,
+            default=20.0,
+            help="Seconds of measuring, warm-up included.  [20]",
+        ),
         click.option("--growth", type=int, default=0, help="Calls with varying lengths, for memory.  [0: not asked]"),
         click.option("--processes", type=int, default=5, show_default=True, help="Worker processes a timed cell."),
     ]

@@ -51,7 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         inputs: an `.npz` with inputs for a bare `.onnx`.
         threads: threads of every backend; None means the cores there are.
         processes: worker processes a timed cell.
-        time_budget_s: seconds of measuring, all cells together.
+        time_budget_s: seconds of measuring, all cells together, warm-ups included (up to half of it).
         cell_timeout_s: longest wait for one answer of a worker.
         memory_limit_bytes: largest resident size of a worker; None means what the machine can spare.
         growth: calls with varying lengths, for how memory grows; 0 means that it is not asked.

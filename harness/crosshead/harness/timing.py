@@ -34,6 +34,9 @@ from crosshead.runtimes import CAN_PAUSE, BackendError, Opened, Warm, Worker, Wo
 ROUNDS = 4
 """Rounds that a budget is cut into at first; what is left over goes into more."""
 
+RECORDED_SHARE = 0.5
+"""Warming up counts for the budget, but so much of the budget is left for turns whatever it takes."""
+
 SHORTEST_TURN_S, LONGEST_TURN_S = 0.05, 0.5
 SETTLE_SHARE = 0.25
 WARM_UP_SHORTEST_S, WARM_UP_LONGEST_S = 1.0, 3.0
@@ -120,7 +123,7 @@ class Timing:
         Args:
             cells: what to time.
             processes: worker processes a cell.
-            budget_s: seconds of measuring, all cells together.
+            budget_s: seconds of measuring, all cells together, warm-ups included.
             seed: of the order of starts and turns.
             limits: of one worker.
             worker_bytes: resident size of a worker of each cell, as seen at its first visit.
@@ -139,6 +142,7 @@ class Timing:
         self._together = max(2, min(MOST_TOGETHER, default_threads() // 2))
         self._starts: list[tuple[float, Replica]] = []
         self._measured_s = 0.0
+        self._warmed_s = 0.0
 
     def measure(self) -> None:
         """Time every cell; a worker that fails ends its own cell alone."""
@@ -150,7 +154,9 @@ class Timing:
                     stack.callback(replica.worker.close)
                 self._open(wave)
                 self._warm_up(wave)
-                self._rounds(wave, until_s=self._budget_s * (number + 1) / len(waves))
+                until_s = self._budget_s * (number + 1) / len(waves) - self._warmed_s
+                least_s = self._measured_s + RECORDED_SHARE * self._budget_s / len(waves)
+                self._rounds(wave, until_s=max(until_s, least_s))
         self.steal_share = CpuTimes().steal_share(before) or 0.0
 
     def _waves(self) -> list[list[Replica]]:
@@ -188,6 +194,7 @@ class Timing:
         """Start workers, a few at a time: nothing is timed meanwhile, and a start keeps about one core busy."""
         pending = [*wave][::-1]
         coming_up: dict[Future[float | Exception], Replica] = {}
+        began = time.perf_counter()
         with ThreadPoolExecutor(self._together) as pool, self._phases.during("workers_start"):
             try:
                 while pending or coming_up:
@@ -213,12 +220,11 @@ class Timing:
                 for replica in coming_up.values():
                     replica.worker.close()  # ends the wait in the pool's threads
                 raise
-        self._share_out_starts()
+        self._share_out_starts(time.perf_counter() - began)
 
-    def _share_out_starts(self) -> None:
+    def _share_out_starts(self, wall_s: float) -> None:
         """Share the wall time of the starts out by what the workers say they spent."""
         spent_s = sum(spent for spent, _ in self._starts)
-        wall_s = self._phases.seconds().get("workers_start", 0.0)
         parts = {"workers_import": 0.0, "workers_session": 0.0}
         for _, replica in self._starts:
             if replica.opened is not None and spent_s > 0.0:
@@ -236,14 +242,17 @@ class Timing:
             timing = self.timings[replica.cell]
             if timing.failure is not None:
                 continue
+            began, compile_s = time.perf_counter(), 0.0
             try:
                 replica.worker.resume()
                 with self._phases.during("warm_up"):
                     replica.warm = replica.worker.warm_up(timing.cell.artifact.inputs_path(timing.cell.case), limit_s)
                     replica.worker.pause()
-                self._phases.share_out("warm_up", {"compile": replica.warm.compile_s or 0.0})
+                compile_s = replica.warm.compile_s or 0.0
+                self._phases.share_out("warm_up", {"compile": compile_s})
             except (BackendError, WorkerError) as error:
                 self._fail(replica, error)
+            self._warmed_s += time.perf_counter() - began - compile_s
             self._on_progress("warming up", self._share())
 
     def _rounds(self, wave: Sequence[Replica], until_s: float) -> None:
@@ -285,7 +294,7 @@ class Timing:
         self._on_progress("measuring", self._share())
 
     def _share(self) -> float:
-        return min(1.0, self._measured_s / self._budget_s)
+        return min(1.0, (self._warmed_s + self._measured_s) / self._budget_s)
 
     def latency(
         self,
