@@ -1,7 +1,9 @@
 """`fake`: a backend that misbehaves on request, so that everything above it can be tested.
 
 It computes nothing: it answers with the expected outputs that the artifact carries for the inputs at hand, and refuses
-inputs that are no case of the artifact. `Settings.fake` says what else it does; see `Behaviour`.
+inputs that are no case of the artifact. Only with a `fault` does it compute the graph, on any inputs, at the artifact's
+precision, with the reference evaluator of the onnx package in which operators are wrong in one way (`_faults.FAULTS`).
+`Settings.fake` says what else it does; see `Behaviour`.
 """
 
 import contextlib
@@ -19,6 +21,7 @@ import msgspec
 import numpy as np
 
 from crosshead.export.artifact import Artifact
+from crosshead.runtimes._faults import find_fault
 from crosshead.runtimes.base import (
     Array,
     Available,
@@ -44,6 +47,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         slow_start_s: sleep so long when opened.
         compile_s: sleep so long before the first call, as a backend that compiles does.
         sleep_s: sleep so long in every call.
+        fault: compute the graph with this fault in it, by its name in `_faults.FAULTS`.
         zeros: answer zeros of the right shape to inputs that are no case of the artifact.
         relative_error: every floating output is `1 + relative_error` times what it should be (its relative L2 error).
         nan: the first element of every floating output is NaN.
@@ -66,6 +70,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slow_start_s: float = 0.0
     compile_s: float = 0.0
     sleep_s: float = 0.0
+    fault: str = ""
     zeros: bool = False
     relative_error: float = 0.0
     nan: bool = False
@@ -112,7 +117,9 @@ class Fake(Runtime):
 
     def probe(self) -> Available | Unavailable:
         """It is always there."""
-        return Available(version=importlib.metadata.version("crosshead"), detail="for tests; computes nothing")
+        return Available(
+            version=importlib.metadata.version("crosshead"), detail="for tests; it can be wrong on purpose"
+        )
 
     def _open(self, artifact: Artifact, settings: Settings, source_folder: str | None) -> Session:  # noqa: ARG002  # it executes no source
         behaviour = read_behaviour(settings)
@@ -121,15 +128,32 @@ class Fake(Runtime):
             raise UnsupportedError(behaviour.unsupported)
         if behaviour.wrong_placement and not settings.allow_fallback:
             raise PlacementError("all nodes ran on OtherProvider, not on FakeProvider")
+        faulty = _open_faulty(artifact, behaviour.fault) if behaviour.fault else None
         kept: list[Array] = []
         if behaviour.at == "open":
             _misbehave(behaviour, kept)
-        return _FakeSession(artifact, behaviour, kept)
+        return _FakeSession(artifact, behaviour, kept, faulty)
+
+
+def _open_faulty(artifact: Artifact, name: str) -> Session:
+    """Load the graph into the reference evaluator with a fault in it.
+
+    Raises:
+        BackendError: no fault of this name, or the evaluator refuses the graph.
+    """
+    fault = find_fault(name)  # before onnx is imported
+    from crosshead.runtimes._faulty_ops import faulty_ops
+    from crosshead.runtimes.onnx_reference import open_reference
+
+    return open_reference(artifact, faulty_ops(fault.name))
 
 
 class _FakeSession(Session):
-    def __init__(self, artifact: Artifact, behaviour: Behaviour, kept: list[Array]) -> None:
+    def __init__(
+        self, artifact: Artifact, behaviour: Behaviour, kept: list[Array], faulty: Session | None = None
+    ) -> None:
         super().__init__(artifact)
+        self._faulty = faulty
         self._behaviour = behaviour
         self._kept = kept
         self._calls = 0
@@ -137,13 +161,21 @@ class _FakeSession(Session):
         self._random = np.random.default_rng()  # from the system's entropy: `noise` shall differ from run to run
 
     def _run(self, inputs: Mapping[str, Array]) -> Outputs:
-        right = self._right_outputs(inputs)
+        right = self._answer(inputs)
         self._call()
         return {name: self._spoil(array) for name, array in right.items() if name != self._behaviour.drop_output}
 
     def _bind(self, inputs: Mapping[str, Array]) -> Step:
-        self._right_outputs(inputs)
-        return self._call
+        self._answer(inputs)
+        if self._faulty is None:
+            return self._call
+        feeds = dict(inputs)
+
+        def step() -> None:
+            self._answer(feeds)
+            self._call()
+
+        return step
 
     def _compile(self, inputs: Mapping[str, Array]) -> float | None:  # noqa: ARG002  # it looks at none
         if self._compiled or not self._behaviour.compile_s:
@@ -163,7 +195,9 @@ class _FakeSession(Session):
         if behaviour.at == "call" and made == behaviour.after_calls:
             _misbehave(behaviour, self._kept)
 
-    def _right_outputs(self, inputs: Mapping[str, Array]) -> Outputs:
+    def _answer(self, inputs: Mapping[str, Array]) -> Outputs:
+        if self._faulty is not None:
+            return self._faulty.run(inputs)
         dtypes = {spec.name: _dtype(spec.dtype) for spec in self._artifact.manifest.outputs}
         for case in (*self._artifact.manifest.cases, *self._artifact.manifest.size_cases):
             carried = self._artifact.inputs(case.name)
@@ -209,6 +243,8 @@ class _FakeSession(Session):
 
     def _close(self) -> None:
         self._kept.clear()
+        if self._faulty is not None:
+            self._faulty.close()
 
 
 def _dtype(name: str) -> np.dtype[np.generic]:

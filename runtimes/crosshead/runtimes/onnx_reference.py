@@ -5,7 +5,7 @@ used.
 """
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,19 +66,33 @@ class OnnxReference(Runtime):
         import onnx.reference  # noqa: F401  # the import is the point
 
     def _open(self, artifact: Artifact, settings: Settings, source_folder: str | None) -> Session:  # noqa: ARG002  # see the class
-        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # ships no type information
-        from onnx.reference import ReferenceEvaluator
+        return open_reference(artifact)
 
-        try:
-            evaluator = ReferenceEvaluator(str(artifact.model_path))
-        except NotImplementedError as error:
-            raise UnsupportedError(f"the reference evaluator does not take this graph: {error}") from error
-        except DecodeError as error:
-            raise BackendError(f"{artifact.model_path.name} is truncated or no ONNX file; export again") from error
-        except Exception as error:
-            raise BackendError(f"the reference evaluator refused the graph: {type(error).__name__}: {error}") from error
-        widen_sums(evaluator)
-        return _ReferenceSession(artifact, evaluator)
+
+def open_reference(artifact: Artifact, new_ops: Sequence[type] = ()) -> Session:
+    """Load an artifact's graph into the reference evaluator.
+
+    Args:
+        artifact: what to load.
+        new_ops: operators (`onnx.reference.op_run.OpRun`) to use before the evaluator's own.
+
+    Raises:
+        UnsupportedError: the evaluator lacks an operator.
+        BackendError: it refuses the graph.
+    """
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # ships no type information
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        evaluator = ReferenceEvaluator(str(artifact.model_path), new_ops=list(new_ops))
+    except NotImplementedError as error:
+        raise UnsupportedError(f"the reference evaluator does not take this graph: {error}") from error
+    except DecodeError as error:
+        raise BackendError(f"{artifact.model_path.name} is truncated or no ONNX file; export again") from error
+    except Exception as error:
+        raise BackendError(f"the reference evaluator refused the graph: {type(error).__name__}: {error}") from error
+    widen_sums(evaluator)
+    return _ReferenceSession(artifact, evaluator)
 
 
 class _ReferenceSession(Session):
