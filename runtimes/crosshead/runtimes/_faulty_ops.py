@@ -1,233 +1,47 @@
 """Operators of the reference evaluator with the faults of `_faults` in them. Imports onnx; for `fake` alone.
 
-Each operator is written out by its definition, right as it stands, in small methods; a fault replaces one of them, so
-that a decomposed graph, a fused one and a subgraph cut out of either show the same fault. Half-precision operands are
-widened to float32 inside and rounded once, as kernels do it.
+A fault replaces one method of an operator of `_right_ops`, so that a decomposed graph, a fused one and a subgraph cut
+out of either show the same fault.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_concat import Concat
 from onnx.reference.ops.op_layer_normalization import LayerNormalization
 from onnx.reference.ops.op_rms_normalization import RMSNormalization
 from onnx.reference.ops.op_rotary_embedding import RotaryEmbedding
 
-_Array = NDArray[Any]
+from crosshead.runtimes._right_ops import (
+    Array,
+    Attention,
+    Gemm,
+    LessOrEqual,
+    MatMul,
+    Product,
+    Softmax,
+    SoftmaxBase,
+    Where,
+    is_floating,
+    wide,
+)
+
 _Ops = tuple[type[OpRun], ...]
 _Operands = tuple[Any, ...]
 _Attributes = dict[str, Any]
 _Call = tuple[_Operands, _Attributes]
-_HALF: Final = ("float16", "bfloat16")
 _LEAK: Final = -30.0
 _WRONG_EPS: Final = 1e-3
 
 
-def _is_floating(x: _Array) -> bool:
-    return x.dtype.kind == "f" or x.dtype.name == "bfloat16"
-
-
-def _wide(x: _Array) -> _Array:
-    return x.astype(np.float32) if x.dtype.name in _HALF else x
-
-
-def _masks(x: _Array) -> bool:
+def _masks(x: Array) -> bool:
     """Whether x is what masked scores are set to: one number, at or near minus infinity."""
-    return x.size == 1 and _is_floating(x) and float(x.reshape(())) < -1e4
-
-
-# --- right operators
-
-
-class _Product:
-    """What forms matrix products."""
-
-    def product(self, a: _Array, b: _Array) -> _Array:
-        """Return (…, m, k) times (…, k, n), both float32 or wider."""
-        return np.asarray(np.matmul(a, b))
-
-    def multiply(self, a: _Array, b: _Array) -> _Array:
-        """Return the product at the operands' precision; whole numbers are multiplied as they are."""
-        if not _is_floating(a):
-            return np.asarray(np.matmul(a, b))
-        return self.product(_wide(a), _wide(b)).astype(a.dtype)
-
-
-class _Softmax:
-    """What turns scores into probabilities."""
-
-    def softmax(self, x: _Array, axis: int) -> _Array:
-        """Return exp(x) / sum(exp(x)) over an axis; NaN where all of it is -inf."""
-        exponentials = np.exp(x - x.max(axis=axis, keepdims=True))
-        return np.asarray(exponentials / exponentials.sum(axis=axis, keepdims=True))
-
-
-class MatMul(_Product, OpRun):
-    """The matrix product."""
-
-    def _run(self, a: _Array, b: _Array) -> tuple[_Array]:
-        return (self.multiply(a, b),)
-
-
-class Gemm(_Product, OpRun):
-    """alpha A B + beta C, A and B turned where asked."""
-
-    def _run(
-        self,
-        a: _Array,
-        b: _Array,
-        c: _Array | None = None,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        transA: int = 0,  # noqa: N803  # the name of the attribute
-        transB: int = 0,  # noqa: N803  # the name of the attribute
-    ) -> tuple[_Array]:
-        result = alpha * _wide(self.multiply(a.T if transA else a, b.T if transB else b))
-        return ((result if c is None else result + beta * _wide(c)).astype(a.dtype),)
-
-
-class Softmax(_Softmax, OpRun):
-    """Softmax over one axis, as from opset 13 on."""
-
-    def _run(self, x: _Array, axis: int = -1) -> tuple[_Array]:
-        return (self.softmax(_wide(x), axis).astype(x.dtype) if x.size else x,)
-
-
-class Attention(_Product, _Softmax, OpRun):
-    """Attention of opsets 23 and 24, by https://onnx.ai/onnx/operators/onnx__Attention.html.
-
-    query (B, H, L, D), key (B, G, S, D), value (B, G, S, E), or 3-D with heads in the last axis; mask broadcasts to
-    (B, H, L, T) with T keys in all, and may end before T.
-    """
-
-    def frontier(self, queries: int, keys: int, past: int) -> _Array:
-        """Return which key each query may see when causal, (L, T)."""
-        return cast("_Array", np.arange(keys) <= np.arange(queries)[:, np.newaxis] + past)  # (T,), (L, 1) -> (L, T)
-
-    def repeat(self, x: _Array, group: int) -> _Array:
-        """Repeat grouped heads for their queries, (B, G, T, D) -> (B, H, T, D)."""
-        return np.repeat(x, group, axis=1)
-
-    def factor(self, size: int, given: float | None) -> float:
-        """Return what scores are multiplied by."""
-        return 1.0 / float(np.sqrt(size)) if given is None else float(given)
-
-    def kept(self, keep: _Array) -> _Array:
-        """Return what a boolean mask keeps."""
-        return keep
-
-    def past(self, x: _Array) -> _Array:
-        """Return the cached keys or values, (B, G, P, D), as attention reads them."""
-        return x
-
-    def heads(self, output: _Array) -> _Array:
-        """Return the output, (B, H, L, E), with its heads where they belong."""
-        return output
-
-    def members(self, x: _Array) -> _Array:
-        """Return keys or values, (B, H, T, D), with each member of the batch where it belongs."""
-        return x
-
-    def masked(self, scores: _Array, bias: _Array, cap: float) -> tuple[_Array, _Array]:
-        """Return the capped scores, and those under the mask, both (B, H, L, T)."""
-        capped = cap * np.tanh(scores / cap) if cap > 0 else scores
-        return capped, capped + bias
-
-    def _run(
-        self,
-        query: _Array,
-        key: _Array,
-        value: _Array,
-        mask: _Array | None = None,
-        past_key: _Array | None = None,
-        past_value: _Array | None = None,
-        nonpad: _Array | None = None,
-        *,
-        is_causal: int = 0,
-        scale: float | None = None,
-        softcap: float = 0.0,
-        q_num_heads: int | None = None,
-        kv_num_heads: int | None = None,
-        qk_matmul_output_mode: int = 0,
-        softmax_precision: int | None = None,  # noqa: ARG002  # it is float32 at least, which is enough
-        left_window_size: int = -1,
-        right_window_size: int = -1,
-    ) -> tuple[_Array, ...]:
-        if nonpad is not None or left_window_size >= 0 or right_window_size >= 0:
-            raise NotImplementedError("Attention with nonpad_kv_seqlen or a window has no faulty definition")
-        dtype, packed = query.dtype, query.ndim == 3
-        if packed:
-            query, key, value = (
-                _split(x, heads) for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
-            )
-        present_key = key if past_key is None else np.concatenate((past_key, key), axis=2)  # (B, G, T, D)
-        present_value = value if past_value is None else np.concatenate((past_value, value), axis=2)
-        if past_key is not None and past_value is not None:
-            key = np.concatenate((self.past(past_key), key), axis=2)  # (B, G, S, D) -> (B, G, T, D)
-            value = np.concatenate((self.past(past_value), value), axis=2)
-        group = query.shape[1] // key.shape[1]
-        keys, values = (self.members(_wide(self.repeat(x, group) if group > 1 else x)) for x in (key, value))
-        factor = self.factor(query.shape[-1], scale)
-        scores = self.product(_wide(query) * np.float32(factor), keys.swapaxes(-1, -2))  # (B, H, L, T)
-        bias = self._bias(mask, scores, 0 if past_key is None else past_key.shape[2], bool(is_causal))
-        capped, masked = self.masked(scores, bias, softcap or 0.0)
-        probabilities = self.softmax(masked, -1)
-        empty = np.isneginf(bias).all(axis=-1, keepdims=True)  # a query without a key: 0
-        probabilities = np.where(empty, np.float32(0), probabilities)
-        output = self.heads(self.product(probabilities, values))  # (B, H, L, E)
-        if packed:
-            output = output.swapaxes(1, 2).reshape(output.shape[0], output.shape[2], -1)  # -> (B, L, H*E)
-        weights = (scores, capped, masked, probabilities)[qk_matmul_output_mode or 0]
-        return output.astype(dtype), present_key, present_value, weights.astype(dtype)
-
-    def _bias(self, mask: _Array | None, scores: _Array, past: int, is_causal: bool) -> _Array:
-        """Return what is added to the scores, (B or 1, H or 1, L, T)."""
-        queries, keys = scores.shape[-2:]
-        bias = np.zeros((1, 1, queries, keys), np.float32)
-        if mask is not None:
-            short = keys - mask.shape[-1]
-            if short and mask.shape[-1] != 1:
-                fill = False if mask.dtype == bool else -np.inf
-                mask = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, short)], constant_values=fill)
-            added = self._fill(self.kept(mask)) if mask.dtype == bool else _wide(mask)
-            bias = bias + np.asarray(added, np.float32)
-        if is_causal:
-            bias = bias + self._fill(self.kept(self.frontier(queries, keys, past)))
-        return bias
-
-    def _fill(self, keep: _Array) -> _Array:
-        return np.where(keep, np.float32(0), np.float32(self.drop))
-
-    drop: float = -np.inf
-
-
-def _split(x: _Array, heads: int | None) -> _Array:
-    if not heads:
-        raise ValueError("3-D Attention needs q_num_heads and kv_num_heads")
-    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)  # (B, L, H*D) -> (B, H, L, D)
-
-
-class Where(OpRun):
-    """X where the condition holds, else y."""
-
-    def _run(self, condition: _Array, x: _Array, y: _Array) -> tuple[_Array]:
-        return (np.where(condition, x, y).astype(x.dtype),)
-
-
-class LessOrEqual(OpRun):
-    """Whether a <= b."""
-
-    def _run(self, a: _Array, b: _Array) -> tuple[_Array]:
-        return (np.asarray(a <= b),)
-
-
-# --- faults
+    return x.size == 1 and is_floating(x) and float(x.reshape(())) < -1e4
 
 
 def _with(bases: _Ops, **members: Any) -> _Ops:
@@ -244,7 +58,7 @@ def _called(base: Any, change: Callable[[_Operands, _Attributes], _Call]) -> _Op
     """Return an operator of the evaluator that is called with other operands or attributes than it was given."""
     run: Callable[..., Any] = base._run  # onnx annotates none of them
 
-    def _run(self: Any, *operands: _Array, **attributes: Any) -> Any:
+    def _run(self: Any, *operands: Array, **attributes: Any) -> Any:
         operands, attributes = change(operands, attributes)
         return run(self, *operands, **attributes)
 
@@ -255,25 +69,25 @@ def _attention(**members: Any) -> _Ops:
     return _with((Attention,), **members)
 
 
-def _softmax_ops(softmax: Callable[[Any, _Array, int], _Array]) -> _Ops:
+def _softmax_ops(softmax: Callable[[Any, Array, int], Array]) -> _Ops:
     return _with((Softmax, Attention), softmax=softmax)
 
 
-def _product_ops(product: Callable[[Any, _Array, _Array], _Array]) -> _Ops:
+def _product_ops(product: Callable[[Any, Array, Array], Array]) -> _Ops:
     return _with((MatMul, Gemm, Attention), product=product)
 
 
-def _over_the_axis_before(self: Any, x: _Array, axis: int) -> _Array:
-    return _Softmax.softmax(self, x, axis % x.ndim - 1 if x.ndim > 1 else axis)
+def _over_the_axis_before(self: Any, x: Array, axis: int) -> Array:
+    return SoftmaxBase.softmax(self, x, axis % x.ndim - 1 if x.ndim > 1 else axis)
 
 
-def _without_max(self: Any, x: _Array, axis: int) -> _Array:  # noqa: ARG001  # a method
+def _without_max(self: Any, x: Array, axis: int) -> Array:  # noqa: ARG001  # a method
     exponentials = np.exp(x)
     return np.asarray(exponentials / exponentials.sum(axis=axis, keepdims=True))
 
 
-def _swallowing_nan(self: Any, x: _Array, axis: int) -> _Array:
-    return np.nan_to_num(_Softmax.softmax(self, x, axis), nan=0.0)
+def _swallowing_nan(self: Any, x: Array, axis: int) -> Array:
+    return np.nan_to_num(SoftmaxBase.softmax(self, x, axis), nan=0.0)
 
 
 def _wrong_eps(operands: _Operands, attributes: _Attributes) -> _Call:
@@ -297,25 +111,25 @@ def _empty_cache(operands: _Operands, attributes: _Attributes) -> _Call:
 _erf: Final = np.vectorize(math.erf, otypes=[np.float64])
 
 
-def _bend(x: _Array) -> _Array:
+def _bend(x: Array) -> Array:
     """Return what gelu's tanh approximation has for erf(x / sqrt(2)), float64."""
     return np.asarray(np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
 
 
 class _ErfByTanh(OpRun):
-    def _run(self, x: _Array) -> tuple[_Array]:
+    def _run(self, x: Array) -> tuple[Array]:
         return (_bend(np.sqrt(2.0) * x.astype(np.float64)).astype(x.dtype),)
 
 
 class _OtherGelu(OpRun):
-    def _run(self, x: _Array, approximate: str = "none") -> tuple[_Array]:
+    def _run(self, x: Array, approximate: str = "none") -> tuple[Array]:
         wide = x.astype(np.float64)
         bent = _bend(wide) if approximate == "none" else _erf(wide / np.sqrt(2.0))
         return ((wide / 2 * (1 + bent)).astype(x.dtype),)
 
 
-def _repeating_a_row(self: Any, a: _Array, b: _Array) -> _Array:
-    result = _Product.product(self, a, b)
+def _repeating_a_row(self: Any, a: Array, b: Array) -> Array:
+    result = Product.product(self, a, b)
     if result.ndim > 1:
         rows = result.reshape(-1, result.shape[-1])  # (…, m, n) -> (… m, n)
         if len(rows) > 1:
@@ -323,32 +137,32 @@ def _repeating_a_row(self: Any, a: _Array, b: _Array) -> _Array:
     return result
 
 
-def _without_last_term(self: Any, a: _Array, b: _Array) -> _Array:
+def _without_last_term(self: Any, a: Array, b: Array) -> Array:
     if b.ndim == 1:
-        return _Product.product(self, a[..., :-1], b[:-1])
-    return _Product.product(self, a[..., :-1], b[..., :-1, :])
+        return Product.product(self, a[..., :-1], b[:-1])
+    return Product.product(self, a[..., :-1], b[..., :-1, :])
 
 
 class _InvertedWhere(Where):
-    def _run(self, condition: _Array, x: _Array, y: _Array) -> tuple[_Array]:
+    def _run(self, condition: Array, x: Array, y: Array) -> tuple[Array]:
         return super()._run(~condition if _masks(x) or _masks(y) else condition, x, y)
 
 
 class _LeakingWhere(Where):
-    def _run(self, condition: _Array, x: _Array, y: _Array) -> tuple[_Array]:
+    def _run(self, condition: Array, x: Array, y: Array) -> tuple[Array]:
         x, y = (np.full_like(side, _LEAK) if _masks(side) else side for side in (x, y))
         return super()._run(condition, x, y)
 
 
 class _SwappedWhere(Where):
-    def _run(self, condition: _Array, x: _Array, y: _Array) -> tuple[_Array]:
+    def _run(self, condition: Array, x: Array, y: Array) -> tuple[Array]:
         return super()._run(condition, y, x)
 
 
 class _LowerRightLessOrEqual(LessOrEqual):
     """Places of keys (…, T) against those of queries (…, L, 1) that start at 0."""
 
-    def _run(self, a: _Array, b: _Array) -> tuple[_Array]:
+    def _run(self, a: Array, b: Array) -> tuple[Array]:
         counts_from_0 = b.ndim >= 2 and b.shape[-1] == 1 and b.size > 0 and b.flat[0] == 0
         if counts_from_0 and a.dtype.kind == "i" and a.ndim >= 1:
             b = b + (a.shape[-1] - b.shape[-2])
@@ -356,19 +170,19 @@ class _LowerRightLessOrEqual(LessOrEqual):
 
 
 class _TwiceDiv(OpRun):
-    def _run(self, a: _Array, b: _Array) -> tuple[_Array]:
-        if a.ndim == 4 and b.ndim == 0 and _is_floating(a):  # of heads, by a number: their scale, or their cap
-            a = (_wide(a) / _wide(b)).astype(a.dtype)
+    def _run(self, a: Array, b: Array) -> tuple[Array]:
+        if a.ndim == 4 and b.ndim == 0 and is_floating(a):  # of heads, by a number: their scale, or their cap
+            a = (wide(a) / wide(b)).astype(a.dtype)
         if a.dtype.kind in "iu":
             return (np.asarray(np.trunc(a / b)).astype(a.dtype),)
-        return ((_wide(a) / _wide(b)).astype(a.dtype),)
+        return ((wide(a) / wide(b)).astype(a.dtype),)
 
 
-def _lower_right(self: Any, queries: int, keys: int, past: int) -> _Array:  # noqa: ARG001  # a method
+def _lower_right(self: Any, queries: int, keys: int, past: int) -> Array:  # noqa: ARG001  # a method
     return np.tri(queries, keys, keys - queries, dtype=bool)  # (L, T)
 
 
-def _swap_first_heads(output: _Array) -> _Array:
+def _swap_first_heads(output: Array) -> Array:
     if output.ndim != 4 or output.shape[1] < 2:
         return output
     return np.concatenate((output[:, 1:2], output[:, :1], output[:, 2:]), axis=1)
@@ -377,15 +191,15 @@ def _swap_first_heads(output: _Array) -> _Array:
 class _SwappedHeadsMatMul(MatMul):
     """Of two products of heads only the second, whose left factor is probabilities: a swap in both may cancel."""
 
-    def _run(self, a: _Array, b: _Array) -> tuple[_Array]:
+    def _run(self, a: Array, b: Array) -> tuple[Array]:
         (result,) = super()._run(a, b)
-        return (_swap_first_heads(result) if a.ndim == b.ndim == 4 and not np.any(_wide(a) < 0) else result,)
+        return (_swap_first_heads(result) if a.ndim == b.ndim == 4 and not np.any(wide(a) < 0) else result,)
 
 
 class _TiledExpand(OpRun):
     """Heads (B, G, 1, T, D) expanded to (B, G, H/G, T, D), in the order that makes them tiled when merged."""
 
-    def _run(self, x: _Array, shape: _Array) -> tuple[_Array]:
+    def _run(self, x: Array, shape: Array) -> tuple[Array]:
         result = np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape)))
         if x.ndim == 5 and x.shape[2] == 1 and result.shape[2] > 1:
             heads = result.shape[1] * result.shape[2]
@@ -394,35 +208,35 @@ class _TiledExpand(OpRun):
         return (result,)
 
 
-def _capped_after_mask(self: Any, scores: _Array, bias: _Array, cap: float) -> tuple[_Array, _Array]:  # noqa: ARG001  # a method
+def _capped_after_mask(self: Any, scores: Array, bias: Array, cap: float) -> tuple[Array, Array]:  # noqa: ARG001  # a method
     biased = scores + bias
     capped = cap * np.tanh(biased / cap) if cap > 0 else biased
     return capped, capped
 
 
-def _last_for_first(x: _Array) -> _Array:
+def _last_for_first(x: Array) -> Array:
     return np.concatenate((x[-1:], x[1:]), axis=0)
 
 
 class _CrosstalkMatMul(MatMul):
-    def _run(self, a: _Array, b: _Array) -> tuple[_Array]:
+    def _run(self, a: Array, b: Array) -> tuple[Array]:
         return super()._run(a, _last_for_first(b) if a.ndim == b.ndim == 4 else b)
 
 
 class _TransposedMatMul(MatMul):
-    def _run(self, a: _Array, b: _Array) -> tuple[_Array]:
+    def _run(self, a: Array, b: Array) -> tuple[Array]:
         (result,) = super()._run(a, b)
         square = b.ndim == 2 and result.ndim >= 2 and result.shape[-1] == result.shape[-2]
         return (np.ascontiguousarray(result.swapaxes(-1, -2)) if square else result,)
 
 
-def _stale(self: Any, a: _Array, b: _Array) -> _Array:
-    fresh = _Product.product(self, a, b)
+def _stale(self: Any, a: Array, b: Array) -> Array:
+    fresh = Product.product(self, a, b)
     before, self.before = getattr(self, "before", fresh), fresh
     return before if before.shape == fresh.shape else fresh
 
 
-def to_mantissa(x: _Array, bits: int) -> _Array:
+def to_mantissa(x: Array, bits: int) -> Array:
     """Round float32 to so many explicit bits of mantissa, to nearest even; NaN and Inf stay."""
     raw, dropped = np.ascontiguousarray(x, np.float32).view(np.uint32), np.uint32(23 - bits)
     odd = (raw >> dropped) & np.uint32(1)
@@ -430,21 +244,21 @@ def to_mantissa(x: _Array, bits: int) -> _Array:
     return np.where(np.isfinite(x), rounded.view(np.float32), x)
 
 
-def _rounding(to: Callable[[_Array], _Array]) -> Callable[[Any, _Array, _Array], _Array]:
-    def product(self: Any, a: _Array, b: _Array) -> _Array:
-        return _Product.product(self, to(a), to(b))
+def _rounding(to: Callable[[Array], Array]) -> Callable[[Any, Array, Array], Array]:
+    def product(self: Any, a: Array, b: Array) -> Array:
+        return Product.product(self, to(a), to(b))
 
     return product
 
 
-def _through(dtype: Any) -> Callable[[_Array], _Array]:
+def _through(dtype: Any) -> Callable[[Array], Array]:
     return lambda x: x.astype(dtype).astype(np.float32)
 
 
-def _summed_in_half(self: Any, a: _Array, b: _Array) -> _Array:
+def _summed_in_half(self: Any, a: Array, b: Array) -> Array:
     a, b = (x.astype(np.float16).astype(np.float32) for x in (a, b))
     if a.ndim < 2 or b.ndim < 2:
-        return _Product.product(self, a, b)
+        return Product.product(self, a, b)
     total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.float32)
     for k in range(a.shape[-1]):
         total += a[..., :, k, np.newaxis] * b[..., np.newaxis, k, :]  # (…, m, 1) (…, 1, n) -> (…, m, n)
@@ -453,21 +267,21 @@ def _summed_in_half(self: Any, a: _Array, b: _Array) -> _Array:
 
 
 class _DroppingMatMul(MatMul):
-    def _run(self, a: _Array, b: _Array) -> tuple[_Array]:
+    def _run(self, a: Array, b: Array) -> tuple[Array]:
         (result,) = super()._run(a, b)
-        if not _is_floating(result):
+        if not is_floating(result):
             return (result,)
         keep = np.random.default_rng().random(result.shape) >= 0.1  # from the system's entropy: others each call
-        return (np.where(keep, _wide(result) / np.float32(0.9), np.float32(0)).astype(result.dtype),)
+        return (np.where(keep, wide(result) / np.float32(0.9), np.float32(0)).astype(result.dtype),)
 
 
-def _in_random_order(self: Any, a: _Array, b: _Array) -> _Array:
+def _in_random_order(self: Any, a: Array, b: Array) -> Array:
     if b.ndim < 2:
-        return _Product.product(self, a, b)
+        return Product.product(self, a, b)
     order = np.random.default_rng().permutation(a.shape[-1])  # from the system's entropy
-    total: _Array = np.zeros((), np.float32)
+    total: Array = np.zeros((), np.float32)
     for part in np.array_split(order, min(8, len(order)) or 1):
-        total = (total + _Product.product(self, a[..., part], b[..., part, :])).astype(ml_dtypes.bfloat16)
+        total = (total + Product.product(self, a[..., part], b[..., part, :])).astype(ml_dtypes.bfloat16)
         total = total.astype(np.float32)
     return np.asarray(total)
 
