@@ -120,7 +120,9 @@ def test_standard_cases_of_what_attention_uses() -> None:
         warnings.simplefilter("ignore")
         for family in FAMILIES.split():
             import_module(f"{node.__name__}.{family}")
-    cases: list[Any] = list(node._NodeTestCases)  # what `collect_testcases` returns after importing all 190 families
+    starts = tuple(f"test{family}" for family in FAMILIES.split())
+    made: list[Any] = list(node._NodeTestCases)  # of these families, and of what else was imported in this process
+    cases = [case for case in made if case.name.replace("_", "").startswith(starts)]
     assert len(cases) > 250
     tolerances = {onnx.TensorProto.FLOAT16: 1e-2, onnx.TensorProto.BFLOAT16: 5e-2}
     for case in cases:
