@@ -28,7 +28,7 @@ def latency_record(
         samples_s: by process, seconds a call; a process without samples is left out.
         first_call_s: seconds of the very first call.
         session_s: seconds of loading the artifact.
-        import_s: seconds of importing the backend's library.
+        import_s: seconds of importing the backend's library, NumPy included.
         calls_per_sample: calls that each sample is the mean of.
         steady: whether every process reached a steady state in its warm-up.
         settled: whether the interval came within ±1 % of the median.

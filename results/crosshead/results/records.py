@@ -173,7 +173,7 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
         process_medians_s: one entry a process.
         first_call_s: median over processes of the very first call.
         session_s: median over processes of loading the artifact.
-        import_s: median over processes of importing the backend's library.
+        import_s: median over processes of importing the backend's library, NumPy included.
         steady: whether every process reached a steady state in its warm-up.
         settled: whether the interval came within ±1 % of the median.
         host_to_device_s, device_to_host_s: copies, apart; None where nothing is copied.

@@ -64,7 +64,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """Reply to `Open`.
 
     Attributes:
-        import_s: time to import the backend's library.
+        import_s: time to import the backend's library, NumPy included.
         session_s: time to load the artifact (for a module: factory and weights).
         placement: which provider ran what; None where there is no such notion.
         versions: library versions in the worker, by distribution name.

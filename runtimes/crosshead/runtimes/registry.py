@@ -1,18 +1,25 @@
-"""The backends that are built in: one explicit tuple."""
+"""The backends that are built in: one explicit table. A worker imports the file of its own backend alone."""
 
 import difflib
+import functools
+import importlib
+from typing import TYPE_CHECKING
 
 from crosshead.runtimes.base import Runtime
 from crosshead.runtimes.errors import UnknownBackendError
-from crosshead.runtimes.fake import Fake
-from crosshead.runtimes.onnx_reference import OnnxReference
-from crosshead.runtimes.ort import OrtCpu
-from crosshead.runtimes.ort_cuda import OrtCuda
-from crosshead.runtimes.torch_compile import TorchCompile
-from crosshead.runtimes.torch_eager import TorchEager
 
-RUNTIMES: tuple[Runtime, ...] = (TorchEager(), TorchCompile(), OnnxReference(), OrtCpu(), OrtCuda(), Fake())
-"""In the order in which they are listed."""
+if TYPE_CHECKING:
+    RUNTIMES: tuple[Runtime, ...]
+    """In the order in which they are listed."""
+
+_CLASSES = {
+    "torch-eager": "torch_eager.TorchEager",
+    "torch-compile": "torch_compile.TorchCompile",
+    "onnx-reference": "onnx_reference.OnnxReference",
+    "ort-cpu": "ort.OrtCpu",
+    "ort-cuda": "ort_cuda.OrtCuda",
+    "fake": "fake.Fake",
+}
 
 RESERVED = (
     "endpoint",
@@ -37,10 +44,9 @@ def get_runtime(name: str) -> Runtime:
     Raises:
         UnknownBackendError: there is none; the message says whether the name is reserved, or which one is close.
     """
-    for runtime in RUNTIMES:
-        if runtime.name == name:
-            return runtime
-    known = [runtime.name for runtime in RUNTIMES]
+    if name in _CLASSES:
+        return _made(name)
+    known = list(_CLASSES)
     if name in RESERVED:
         raise UnknownBackendError(
             f"backend {name!r} is reserved for a later version of crosshead; this one has: {', '.join(known)}"
@@ -48,3 +54,16 @@ def get_runtime(name: str) -> Runtime:
     close = difflib.get_close_matches(name, [*known, *RESERVED], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise UnknownBackendError(f"there is no backend {name!r}{hint} (known: {', '.join(known)})")
+
+
+@functools.cache
+def _made(name: str) -> Runtime:
+    file, _, cls = _CLASSES[name].partition(".")
+    runtime: Runtime = getattr(importlib.import_module(f"crosshead.runtimes.{file}"), cls)()
+    return runtime
+
+
+def __getattr__(name: str) -> object:
+    if name != "RUNTIMES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return tuple(map(_made, _CLASSES))
