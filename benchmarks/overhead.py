@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/overhead.py [--time-budget 20] [-- OPTIONS OF crosshead run]
 
 Starts `crosshead run` as a person would, takes the wall time of the process from outside, and the phases that the run
-itself recorded. Needed are: importing PyTorch and the backends' libraries (NumPy among them), exporting and proving the graphs, loading
-sessions, and the measuring that was asked for. Everything else is overhead, and is named.
+itself recorded. Needed are: importing PyTorch and the backends' libraries (NumPy among them), exporting and proving the
+graphs, loading sessions, and the measuring that was asked for. Everything else is overhead, and is named.
 
 What the imports and loads of the timed processes take is told in two ways. One after the other: each process as long
 as its backend's cold start took with nothing beside it. As it went: the wall time while they came up, which is shorter,
