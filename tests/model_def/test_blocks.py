@@ -218,13 +218,15 @@ def test_flops_follow_the_formula() -> None:
     projections, core = 2 * batch * 4 * seq * width**2, 4 * batch * 8 * seq**2 * 64
     hidden = 4 * batch * seq * width * 2048
     assert flops(BLOCKS["mha"], batch, seq) == projections + core
-    assert flops(BLOCKS["mha-causal"], batch, seq) == projections + core / 2
+    assert flops(BLOCKS["mha-causal"], batch, seq) == projections + core * (seq + 1) / (2 * seq)
+    windowed = core * (9 * seq - 2 * (4 + 3 + 2 + 1)) / seq**2  # the first and last four see fewer than nine
+    assert flops(BLOCKS["mha"], batch, seq, window=5) == projections + windowed
     assert flops(BLOCKS["gqa"], batch, seq) == 2 * batch * seq * width * (2 * width + 2 * 128) + core
     assert flops(BLOCKS["feed-forward"], batch, seq) == hidden
     assert flops(BLOCKS["encoder-layer"], batch, seq) == projections + core + hidden
     crossed = 2 * batch * (2 * seq * width**2 + 2 * 50 * 64 * width) + 4 * batch * width * seq * 50
     assert flops(BLOCKS["cross-attention"], batch, seq, kv_seq=50, kv_dim=64) == crossed
-    step = 2 * batch * 4 * width**2 + 4 * batch * width * seq / 2
+    step = 2 * batch * 4 * width**2 + 4 * batch * width * seq  # one token at the end sees the whole cache
     assert flops(BLOCKS["mha-decode"], batch, seq) == step
 
 

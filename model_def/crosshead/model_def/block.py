@@ -55,6 +55,17 @@ def attention_fields(config: AttentionConfig) -> dict[str, object]:
     return values
 
 
+def _pairs(length: int, keys: int, past: int, config: AttentionConfig) -> int:
+    """Return how many keys the queries see, all together: the query at place i stands at position past + i."""
+    places = np.arange(past, past + length)
+    first, end = np.zeros_like(places), np.full_like(places, keys)
+    if config.is_causal:
+        end = np.minimum(end, places + 1)
+    if config.window is not None:
+        first, end = np.maximum(first, places - config.window + 1), np.minimum(end, places + config.window)
+    return int(np.maximum(end - first, 0).sum())
+
+
 def _attention_config(values: Mapping[str, Any]) -> AttentionConfig:
     names = {each.name for each in fields(AttentionConfig)}
     base, dim = values.get("rotary_base"), values.get("rotary_dim")
@@ -210,7 +221,7 @@ class Block:
         """Floating-point operations of one call by formula, a multiply and an add counted as two.
 
             projections   2 · B · (Lq · D · H·d + 2 · S · Dkv · Hkv·d + Lq · H·d · D)
-            core          4 · B · H · Lq · Lk · d, half of it when causal
+            core          4 · B · H · d · (pairs of a query and a key that it sees), Lq · Lk of them without a mask
             feed-forward  4 · B · L · D · Dff
 
         Args:
@@ -232,7 +243,7 @@ class Block:
             keys = new + (shapes["past_key"][2] if "past_key" in self.takes else 0)
             inner, kv_inner = config.num_heads * config.head_size, config.kv_heads * config.head_size
             total += 2.0 * batch * (2 * length * config.d_model * inner + 2 * new * config.kv_width * kv_inner)
-            total += 4.0 * batch * inner * length * keys * (0.5 if config.is_causal else 1.0)
+            total += 4.0 * batch * inner * _pairs(length, keys, keys - new, config)
         return total
 
     def _resolve(self, options: Mapping[str, object]) -> dict[str, object]:
