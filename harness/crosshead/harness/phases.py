@@ -27,6 +27,7 @@ class Phases:
         visit_start, visit_import, visit_session, visit_run: first visits: the interpreter and the end of a worker,
             the backend's library, the artifact, the runs whose outputs are judged.
         judge, axes, growth: outputs against the oracle, other sizes, varying lengths.
+        stress, laws, noise, causes: what is asked of every backend that ran (`examine`), and why something failed.
         compile: compiling for a case, in visits and in timed workers.
         workers_start, workers_import, workers_session: starting the timed workers, two at a time; the wall time of a
             start is shared out by what the workers say they spent.

@@ -24,12 +24,14 @@ from crosshead.harness.accuracy import (
 )
 from crosshead.harness.axes import BAKED, AxesProof, prove_axes
 from crosshead.harness.cells import Cell, choose_backends, make_cells
+from crosshead.harness.examine import Examination
 from crosshead.harness.growth import measure_growth
 from crosshead.harness.overflow import overflow_notices
 from crosshead.harness.padding import padded_notices
 from crosshead.harness.phases import OTHER, Phases
 from crosshead.harness.plan import Plan, default_threads
 from crosshead.harness.sources import ARTIFACTS, Prepared, prepare
+from crosshead.harness.stages import STAGES
 from crosshead.harness.timing import VOID_STEAL_SHARE, Timing
 from crosshead.harness.verdict import overall
 from crosshead.harness.visits import Visitor
@@ -160,6 +162,7 @@ class _Run:
         cells.sort(key=lambda cell: cell.runtime.capabilities.executes != "module")  # native before those it judges
         visits = self._visit_all(cells, refused, prepared, scratch)
         if "compare" in self._parts:
+            self._examine(visits, scratch)
             current = {artifact.id: artifact for artifact in self._artifacts}
             with self._phases.during("judge"):
                 found = agreements(visits, current)
@@ -269,6 +272,28 @@ class _Run:
     def _current(self, artifact: Artifact) -> Artifact:
         """Return the artifact with the manifest as it stands now."""
         return next(other for other in self._artifacts if other.id == artifact.id)
+
+    def _examine(self, visits: Sequence[Visit], scratch: Path) -> None:
+        """Ask every backend that ran for more than its cases: see `STAGES`."""
+        folder = scratch / "examined"
+        folder.mkdir()
+        examination = Examination(
+            STAGES,
+            limits=self._limits,
+            tolerances=self._plan.tolerances,
+            seed=self._plan.seed,
+            scratch=folder,
+            phases=self._phases,
+            on_progress=self._progress,
+        )
+        for found in examination.findings(visits, {artifact.id: artifact for artifact in self._artifacts}):
+            self._notices += found.notices
+            self._update(
+                stress=[*self._record.stress, *found.stress],
+                laws=[*self._record.laws, *found.laws],
+                noise=[*self._record.noise, *found.noise],
+                notices=self._notices,
+            )
 
     def _prove_axes(self, scratch: Path) -> None:
         """Run every artifact at other sizes of its dynamic axes; one with a size baked in is not called right."""

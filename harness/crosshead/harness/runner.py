@@ -24,6 +24,7 @@ class Runner:
             scratch: an existing folder for inputs and outputs on their way.
         """
         self.cell = cell
+        self.scratch = scratch
         self._limits = limits
         self._inputs = scratch / "asked.npz"
         self._outputs = scratch / "answered.npz"
