@@ -260,6 +260,19 @@ class Session(abc.ABC):
         check_inputs(self._artifact, inputs)
         return self._copies(inputs)
 
+    def product(self) -> Callable[[int], Step] | None:
+        """Return what makes a call that multiplies two (size, size) matrices in the artifact's precision.
+
+        With the backend's own library, threads and math mode; None where it has no such thing.
+        """
+        self._check_open()
+        return self._product()
+
+    def copying_threads(self) -> int | None:
+        """Return how many threads may copy host memory as this session's do; None where it computes elsewhere."""
+        self._check_open()
+        return self._copying_threads()
+
     def prove(self, inputs: Mapping[str, Array]) -> Placement | None:
         """Find out, by a run on the side where it takes one, which provider computes what, and return `placement()`.
 
@@ -306,6 +319,12 @@ class Session(abc.ABC):
         return None
 
     def _copies(self, inputs: Mapping[str, Array]) -> tuple[Step, Step] | None:  # noqa: ARG002  # a hook
+        return None
+
+    def _product(self) -> Callable[[int], Step] | None:
+        return None
+
+    def _copying_threads(self) -> int | None:
         return None
 
     def _details(self) -> dict[str, str]:

@@ -53,11 +53,17 @@ class Grow(msgspec.Struct, frozen=True, kw_only=True, tag="grow"):
     seed: int
 
 
+class Peak(msgspec.Struct, frozen=True, kw_only=True, tag="peak"):
+    """Find out what the machine can do, by a matrix product of the backend's own and by copying, `duration_s` each."""
+
+    duration_s: float
+
+
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
     """End."""
 
 
-Request = Open | Run | WarmUp | Measure | Grow | Close
+Request = Open | Run | WarmUp | Measure | Grow | Peak | Close
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
@@ -160,6 +166,19 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True, tag="grown"):
     repeat_call_s: float
 
 
+class Peaked(msgspec.Struct, frozen=True, kw_only=True, tag="peaked"):
+    """Reply to `Peak`.
+
+    Attributes:
+        flop_s: floating-point operations a second of a large matrix product in the artifact's precision; None where the
+            backend has none of its own.
+        copy_bytes_s: bytes read and written a second by copying; None where the memory is not the host's.
+    """
+
+    flop_s: float | None
+    copy_bytes_s: float | None
+
+
 class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
     """Reply to `Close`."""
 
@@ -176,4 +195,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Reply = Opened | Ran | Warm | Measured | Grown | Closed | Failed
+Reply = Opened | Ran | Warm | Measured | Grown | Peaked | Closed | Failed

@@ -42,6 +42,7 @@ _LEVELS = {
     "all": "ORT_ENABLE_ALL",
 }
 _ERRORS_ONLY = 3
+_PRODUCT_OPSET = 13
 
 CPU_DEVIATIONS = (
     Deviation(
@@ -90,7 +91,7 @@ class OrtRuntime(Runtime):
         if self.provider != CPU_PROVIDER:
             providers.append(CPU_PROVIDER)  # for shape arithmetic
 
-        def build(profile: str | None = None) -> Any:
+        def build(profile: str | None = None, model: bytes | None = None) -> Any:
             options = session_options(ort, settings)
             if profile is not None:
                 options.enable_profiling = True
@@ -98,7 +99,7 @@ class OrtRuntime(Runtime):
             more = {"disabled_optimizers": list(left_out)} if left_out else {}
             # Without enable_fallback Python retries on the CPU alone when a provider fails, and prints it at most.
             return ort.InferenceSession(
-                str(artifact.model_path), options, providers=providers, enable_fallback=0, **more
+                model or str(artifact.model_path), options, providers=providers, enable_fallback=0, **more
             )
 
         try:
@@ -190,7 +191,7 @@ class OrtSession(Session):
         settings: Settings,
         ort: Any,
         session: Any,
-        build: Callable[[str | None], Any],
+        build: Callable[..., Any],
         *,
         asked: str,
         device: str,
@@ -289,6 +290,32 @@ class OrtSession(Session):
             binding.bind_output(name, self._device, 0)
         return binding, values
 
+    def _product(self) -> Callable[[int], Step] | None:
+        precision = self._artifact.manifest.precision
+        if precision == "bf16":
+            return None  # no array of NumPy's own to hand over
+        session, dtype = self._build(None, _product_model(precision)), np.float32 if precision == "fp32" else np.float16
+
+        def product(size: int) -> Step:
+            binding, values = session.io_binding(), []
+            for name in ("a", "b"):
+                matrix = np.ones((size, size), dtype=dtype)
+                values.append(self._ort.OrtValue.ortvalue_from_numpy(matrix, self._device, 0))
+                binding.bind_ortvalue_input(name, values[-1])
+            binding.bind_output("y", self._device, 0)
+
+            def step() -> object:
+                session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+                return values
+
+            return step
+
+        return product
+
+    def _copying_threads(self) -> int | None:
+        return self._settings.threads if self._device == "cpu" else None
+
     def _copies(self, inputs: Mapping[str, Array]) -> tuple[Step, Step] | None:
         if self._device == "cpu" or not self._settings.io_binding:
             return None
@@ -334,6 +361,18 @@ class OrtSession(Session):
 
     def _translated(self, error: Exception) -> BackendError:
         return translate(error, self._artifact, _title(self._ort), self._device.upper())
+
+
+def _product_model(precision: Precision) -> bytes:
+    """Return the graph y = MatMul(a, b)."""
+    from onnx import TensorProto, helper
+
+    dtype = TensorProto.FLOAT if precision == "fp32" else TensorProto.FLOAT16
+    a, b, y = (helper.make_tensor_value_info(name, dtype, ["rows", "columns"]) for name in "aby")
+    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "product", [a, b], [y])
+    opset = helper.make_opsetid("", _PRODUCT_OPSET)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=helper.find_min_ir_version_for([opset]))
+    return bytes(model.SerializeToString())
 
 
 def _feeds(inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -255,6 +255,25 @@ class TorchSession(Session):
         leaves = sum(1 for part in self._module.modules() if not list(part.children()))
         return Placement(providers={"cpu": ProviderShare(nodes=leaves, flops_share=1.0)}, proof="framework")
 
+    def _product(self) -> Callable[[int], Step]:
+        import torch
+
+        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[
+            self._artifact.manifest.precision
+        ]
+
+        def product(size: int) -> Step:
+            a, b = torch.ones(2, size, size, dtype=dtype).unbind()
+            out = torch.empty_like(a)
+            return lambda: torch.mm(a, b, out=out)
+
+        return product
+
+    def _copying_threads(self) -> int:
+        import torch
+
+        return torch.get_num_threads()
+
     def _details(self) -> dict[str, str]:
         import torch
 

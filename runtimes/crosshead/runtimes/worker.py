@@ -224,6 +224,15 @@ class Worker:
         request = messages.Grow(inputs=str(Path(inputs).resolve()), calls=calls, seed=seed)
         return self._ask(request, messages.Grown, 0.0, "calling with many lengths")
 
+    def peak(self, duration_s: float) -> messages.Peaked:
+        """Find out what the machine can do, through the backend's library; see `crosshead.runtimes.peaks`.
+
+        Raises:
+            BackendError: the backend failed.
+            WorkerError: the process ended or misbehaved.
+        """
+        return self._ask(messages.Peak(duration_s=duration_s), messages.Peaked, 2.0 * duration_s, "measuring its peak")
+
     def pause(self) -> None:
         """Stop the process and all its threads, and return when they stand. Does nothing where `CAN_PAUSE` is false."""
         process = self._process

@@ -30,7 +30,7 @@ import msgspec
 import psutil
 
 from crosshead.export.artifact import Artifact, pack_arrays, unpack_arrays, write_whole
-from crosshead.runtimes import messages, timing
+from crosshead.runtimes import messages, peaks, timing
 from crosshead.runtimes._environment import extend_import_path
 from crosshead.runtimes._scrub import one_line
 from crosshead.runtimes.base import Session, Step
@@ -126,6 +126,8 @@ class Server:
             case messages.Grow():
                 inputs = unpack_arrays(Path(request.inputs))
                 return grow(self._opened_session(), inputs, calls=request.calls, seed=request.seed, memory=read_memory)
+            case messages.Peak():
+                return self._peak(request)
             case messages.Close():
                 if self._session is not None:
                     self._session.close()
@@ -209,6 +211,14 @@ class Server:
             min_samples=request.min_samples,
         )
         return messages.Measured(samples_s=samples, peak_rss_bytes=peak_rss_bytes(), rss_bytes=rss_bytes())
+
+    def _peak(self, request: messages.Peak) -> messages.Reply:
+        session = self._opened_session()
+        product, threads = session.product(), session.copying_threads()
+        return messages.Peaked(
+            flop_s=None if product is None else peaks.product_flop_s(product, request.duration_s),
+            copy_bytes_s=None if threads is None else peaks.copy_bytes_s(threads, request.duration_s),
+        )
 
 
 def failure(error: Exception) -> messages.Failed:
