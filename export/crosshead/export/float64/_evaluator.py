@@ -5,6 +5,7 @@ from typing import Any
 
 import onnx
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from crosshead.export.artifact import FormError
 from crosshead.export.float64._ops import FLOAT64_OPS, deviation
@@ -30,13 +31,17 @@ class Evaluator(ReferenceEvaluator):
     """
 
     @staticmethod
-    def of(model: onnx.ModelProto) -> "Evaluator":
+    def of(model: onnx.ModelProto, ops: Sequence[type[OpRun]] = FLOAT64_OPS) -> "Evaluator":
         """Build the evaluator of a widened model.
+
+        Args:
+            model: the nodes.
+            ops: definitions to use before those of `onnx.reference`.
 
         Raises:
             FormError: an operator has no float64 definition; the message names its node.
         """
-        own = {(definition.op_domain, definition.__name__) for definition in FLOAT64_OPS}
+        own = {(definition.op_domain, definition.__name__) for definition in ops}
         for node in _walk(model.graph):
             refused = deviation(node)
             if refused is not None:
@@ -44,7 +49,7 @@ class Evaluator(ReferenceEvaluator):
             if node.domain not in _REFERENCE_DOMAINS and (node.domain, node.op_type) not in own:
                 raise FormError(f"{describe(node)} cannot be evaluated in float64: no definition of it is known here")
         try:
-            return Evaluator(model, new_ops=list(FLOAT64_OPS))
+            return Evaluator(model, new_ops=list(ops))
         except Exception as error:  # the reference raises RuntimeError, NotImplementedError, AttributeError and more
             raise FormError(f"the graph cannot be evaluated in float64: {_first_line(error)}") from error
 

@@ -10,10 +10,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx.reference.op_run import OpRun
 
 from crosshead.export.artifact import FormError
 from crosshead.export.float64._bodies import opset_of
 from crosshead.export.float64._evaluator import Evaluator, Watch
+from crosshead.export.float64._ops import FLOAT64_OPS
 from crosshead.export.float64._split import split, subgraphs
 
 NARROW = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -70,11 +72,13 @@ class Float64Graph:
         model: the nodes, in double; without constants.
         native: what the nodes read, in the dtype of the file.
         initializers: names of `native` that were initializers of the file's main graph.
+        ops: definitions of operators that are used before those of `onnx.reference`.
     """
 
     model: onnx.ModelProto
     native: Mapping[str, NDArray[Any]]
     initializers: frozenset[str]
+    ops: tuple[type[OpRun], ...] = FLOAT64_OPS
 
     @staticmethod
     def of(model: onnx.ModelProto) -> "Float64Graph":
@@ -151,11 +155,15 @@ class Float64Graph:
 
     @cached_property
     def _evaluator(self) -> Evaluator:
-        return Evaluator.of(self.model)
+        return Evaluator.of(self.model, self.ops)
 
     def with_nodes(self, model: onnx.ModelProto) -> "Float64Graph":
         """Return the same constants under other nodes."""
         return replace(self, model=model)
+
+    def with_ops(self, ops: tuple[type[OpRun], ...]) -> "Float64Graph":
+        """Return the same graph under other definitions of its operators."""
+        return replace(self, ops=ops)
 
 
 def _widen_graph(graph: onnx.GraphProto, opset: int) -> None:

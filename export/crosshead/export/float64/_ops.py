@@ -43,14 +43,48 @@ class GatherElements(OpRun):
         return (np.take_along_axis(data[covered], indices, axis),)
 
 
-class MatMul(OpRun):
+def multiply(a: _Array, b: _Array) -> _Array:
+    """Return the matrix product of (…, m, k) and (…, k, n), or of vectors, as `numpy.matmul` has it.
+
+    A matrix of weights is multiplied once, and not once for each entry of the batch.
+    """
+    if a.ndim > 2 and b.ndim == 2:
+        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])  # (…, m, k) -> (… m, k)
+        return np.asarray((rows @ b).reshape(*a.shape[:-1], b.shape[-1]))
+    return np.asarray(np.matmul(a, b))
+
+
+class Multiplying(OpRun):
+    """An operator that sums products: all of them are formed by its `multiply`, which `emulation` replaces."""
+
+    def multiply(self, a: _Array, b: _Array) -> _Array:
+        """Return a product as `multiply` does."""
+        return multiply(a, b)
+
+
+class MatMul(Multiplying):
     """The matrix product; the reference multiplies a matrix of weights once for each entry of the batch."""
 
     def _run(self, a: _Array, b: _Array) -> tuple[_Array]:
-        if a.ndim > 2 and b.ndim == 2:
-            rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])  # (…, m, k) -> (… m, k)
-            return ((rows @ b).reshape(*a.shape[:-1], b.shape[-1]),)
-        return (np.asarray(np.matmul(a, b)),)
+        return (self.multiply(a, b),)
+
+
+class Gemm(Multiplying):
+    """alpha A B + beta C, A and B turned where asked."""
+
+    def _run(
+        self,
+        a: _Array,
+        b: _Array,
+        c: _Array | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        transA: int = 0,  # noqa: N803  # the name of the attribute
+        transB: int = 0,  # noqa: N803  # the name of the attribute
+        broadcast: int = 0,  # noqa: ARG002  # of opset 6 and older; the shape of c says as much
+    ) -> tuple[_Array]:
+        product = alpha * self.multiply(a.T if transA else a, b.T if transB else b)
+        return (product.astype(a.dtype) if c is None else (product + beta * c).astype(a.dtype),)
 
 
 class _SoftmaxBase(OpRun):
@@ -126,4 +160,4 @@ def deviation(node: onnx.NodeProto) -> Deviation | None:
     return next((entry for entry in DEVIATIONS if entry.op == node.op_type), None)
 
 
-FLOAT64_OPS: tuple[type[OpRun], ...] = (Erf, GatherElements, LogSoftmax, MatMul, Softmax)
+FLOAT64_OPS: tuple[type[OpRun], ...] = (Erf, GatherElements, Gemm, LogSoftmax, MatMul, Softmax)
