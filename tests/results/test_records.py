@@ -41,6 +41,7 @@ DIMENSIONLESS = {
         "argmax_agreement",
     },
     "PaddedRecord": {"positions", "max_abs", "rel_l2", "nonfinite"},
+    "PeakRecord": {"threads"},
     "PlanRecord": {"growth_calls", "options", "opsets", "threads", "processes", "seed"},
     "ProviderRecord": {"nodes"},
     "UlpRecord": {"median", "p99", "max"},  # units in the last place, as the record's name says

@@ -31,7 +31,7 @@ class Phases:
         compile: compiling for a case, in visits and in timed workers.
         workers_start, workers_import, workers_session: starting the timed workers, two at a time; the wall time of a
             start is shared out by what the workers say they spent.
-        warm_up, measure: of the timed workers.
+        warm_up, measure, peaks: of the timed workers.
         record: writing what was found.
         other: the rest.
     """

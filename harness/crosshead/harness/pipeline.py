@@ -378,6 +378,7 @@ class _Run:
         self._update(
             cells=[*self._record.cells[:first], *(visited.record for visited in visits)],
             comparisons=_comparisons(timed),
+            peaks=list(timing.peaks.values()),
             notices=self._notices,
         )
 

@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+import msgspec
 import psutil
 
 from crosshead.harness.accuracy import Limits, failure_record, launch
@@ -25,11 +26,12 @@ from crosshead.results import (
     CpuTimes,
     LatencyRecord,
     Notice,
+    PeakRecord,
     latency_record,
     median_interval,
     sample_notices,
 )
-from crosshead.runtimes import CAN_PAUSE, BackendError, Opened, Warm, Worker, WorkerError
+from crosshead.runtimes import CAN_PAUSE, BackendError, Opened, Peaked, Warm, Worker, WorkerError
 
 ROUNDS = 4
 """Rounds that a budget is cut into at first; what is left over goes into more."""
@@ -41,6 +43,9 @@ SHORTEST_TURN_S, LONGEST_TURN_S = 0.05, 0.5
 SETTLE_SHARE = 0.25
 WARM_UP_SHORTEST_S, WARM_UP_LONGEST_S = 1.0, 3.0
 """A process that does not come to a steady state is given up after its share of the budget, within these limits."""
+
+PEAK_S = 0.15
+"""Seconds of products, and of copying, by which the machine's peaks are found."""
 
 MOST_TOGETHER = 8
 """Workers that come up at a time, at most: half as many as there are cores, and two at least."""
@@ -132,6 +137,7 @@ class Timing:
         """
         self.timings = [CellTiming(cell) for cell in cells]
         self.steal_share = 0.0
+        self.peaks: dict[str, PeakRecord] = {}
         self._processes = processes
         self._budget_s = budget_s
         self._random = random.Random(seed)
@@ -141,11 +147,12 @@ class Timing:
         self._phases = phases if phases is not None else Phases()
         self._together = max(2, min(MOST_TOGETHER, default_threads() // 2))
         self._starts: list[tuple[float, Replica]] = []
+        self._asked_for_peaks: set[tuple[str, str]] = set()
         self._measured_s = 0.0
         self._warmed_s = 0.0
 
     def measure(self) -> None:
-        """Time every cell; a worker that fails ends its own cell alone."""
+        """Time every cell, then find out what the machine can do; a worker that fails ends its own cell alone."""
         waves = self._waves()
         before = CpuTimes()
         for number, wave in enumerate(waves):
@@ -157,6 +164,7 @@ class Timing:
                 until_s = self._budget_s * (number + 1) / len(waves) - self._warmed_s
                 least_s = self._measured_s + RECORDED_SHARE * self._budget_s / len(waves)
                 self._rounds(wave, until_s=max(until_s, least_s))
+                self._find_peaks(wave)
         self.steal_share = CpuTimes().steal_share(before) or 0.0
 
     def _waves(self) -> list[list[Replica]]:
@@ -293,6 +301,30 @@ class Timing:
         self._measured_s += time.perf_counter() - began
         self._on_progress("measuring", self._share())
 
+    def _find_peaks(self, wave: Sequence[Replica]) -> None:
+        """Ask one worker of each backend and precision what the machine can do; the best answers are its peaks.
+
+        After the turns: the arrays for copying would count as the peak memory of the worker.
+        """
+        for replica in self._alive(wave):
+            cell = self.timings[replica.cell].cell
+            precision = cell.artifact.manifest.precision
+            if (cell.runtime.name, precision) in self._asked_for_peaks:
+                continue
+            self._asked_for_peaks.add((cell.runtime.name, precision))
+            self._on_progress("finding the machine's peaks", self._share())
+            try:
+                with self._phases.during("peaks"):
+                    found = replica.worker.peak(PEAK_S)
+                    replica.worker.pause()
+            except (BackendError, WorkerError):  # its times stand; they are held against the others' peaks
+                replica.worker.close()
+                continue
+            if found.flop_s is None and found.copy_bytes_s is None:
+                continue
+            known = self.peaks.get(precision, PeakRecord(precision=precision, threads=cell.settings.threads))
+            self.peaks[precision] = _better(known, found, cell.runtime.name)
+
     def _share(self) -> float:
         return min(1.0, (self._warmed_s + self._measured_s) / self._budget_s)
 
@@ -302,6 +334,7 @@ class Timing:
         visited: Opened | None,
         compile_s: float | None = None,
         flops: float | None = None,
+        moved_bytes: float | None = None,
     ) -> LatencyRecord | None:
         """Return the latency of a cell; None where no process of it was measured.
 
@@ -310,6 +343,7 @@ class Timing:
             visited: its first visit, for the cold start of a worker that opened with nothing beside it.
             compile_s: seconds of compiling in its first visit, where the backend compiles.
             flops: arithmetic of one call, where it is known.
+            moved_bytes: bytes that one call has to move, where they are known.
         """
         timed = timing.timed()
         if not timed:
@@ -330,6 +364,8 @@ class Timing:
             compile_s=compile_s,
             compile_cached_s=_median_or_none([warm.compile_s for warm in warms]),
             flops=flops,
+            moved_bytes=moved_bytes,
+            peak=self.peaks.get(timing.cell.artifact.manifest.precision),
         )
 
     def notices(self) -> list[Notice]:
@@ -349,6 +385,15 @@ class Timing:
             for notice in sample_notices(samples_s, where=where, on_gpu=on_gpu):
                 by_code.setdefault(notice.code, []).append(notice)
         return found + [_together(notices) for notices in by_code.values()]
+
+
+def _better(known: PeakRecord, found: Peaked, backend: str) -> PeakRecord:
+    """Return the higher of each peak."""
+    if found.flop_s is not None and found.flop_s / 1e9 > (known.gflop_s or 0.0):
+        known = msgspec.structs.replace(known, gflop_s=found.flop_s / 1e9, backend=backend)
+    if found.copy_bytes_s is not None and found.copy_bytes_s / 1e9 > (known.gbyte_s or 0.0):
+        known = msgspec.structs.replace(known, gbyte_s=found.copy_bytes_s / 1e9)
+    return known
 
 
 def _together(notices: Sequence[Notice]) -> Notice:

@@ -26,7 +26,7 @@ def encode_run(record: RunRecord) -> bytes:
 
     Free text is scrubbed of paths and names here, since this is the one way a record leaves the program.
     """
-    tree = _spell(msgspec.to_builtins(scrub_record(record)))
+    tree = spell(msgspec.to_builtins(scrub_record(record)))
     return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"
 
 
@@ -55,16 +55,16 @@ def decode_run(data: bytes | str) -> RunRecord:
         raise StoreError(f"the record is damaged: {error}") from error
 
 
-def _spell(value: Any) -> Any:
+def spell(value: Any) -> Any:
     """Replace what JSON cannot hold: numbers that are not finite, and lone surrogates (undecodable worker output)."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0.0 else "-Infinity"
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {_spell(key): _spell(item) for key, item in value.items()}
+        return {spell(key): spell(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_spell(item) for item in value]
+        return [spell(item) for item in value]
     return value
 
 

@@ -1,9 +1,11 @@
 """The latency of a cell from the raw samples of its processes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from crosshead.results.percentiles import PERCENTILES, percentile_or_missing
-from crosshead.results.records import LatencyRecord
+from crosshead.results.records import LatencyRecord, PeakRecord
+from crosshead.results.roofline import roofline
 from crosshead.results.statistics import median, median_interval
 
 
@@ -21,6 +23,8 @@ def latency_record(
     compile_s: float | None = None,
     compile_cached_s: float | None = None,
     flops: float | None = None,
+    moved_bytes: float | None = None,
+    peak: PeakRecord | None = None,
 ) -> LatencyRecord:
     """Derive a cell's latency.
 
@@ -36,7 +40,9 @@ def latency_record(
         device_to_host_s: seconds of copying the outputs back; None where nothing is copied.
         compile_s: seconds of compiling in the first process; None where the backend does not compile.
         compile_cached_s: the same in later processes, from the run's cache.
-        flops: floating-point operations of one call by formula; None where there is no formula.
+        flops: floating-point operations of one call; None where they are not known.
+        moved_bytes: bytes that one call has to move; None where they are not known.
+        peak: what the machine can do at this precision; None where it was not measured.
 
     Raises:
         ValueError: there are no samples.
@@ -51,7 +57,7 @@ def latency_record(
     low, high = interval if interval is not None else (None, None)
     pooled = [sample for samples in timed for sample in samples]
     percentiles = {name: percentile_or_missing(pooled, p) for name, p in PERCENTILES.items()}
-    values = {f"{name}_s": value for name, (value, _) in percentiles.items()}
+    values: dict[str, Any] = {f"{name}_s": value for name, (value, _) in percentiles.items()}
     return LatencyRecord(
         median_s=middle,
         ci_low_s=low,
@@ -72,5 +78,5 @@ def latency_record(
         device_to_host_s=device_to_host_s,
         compile_s=compile_s,
         compile_cached_s=compile_cached_s,
-        gflop_s=flops / middle / 1e9 if flops is not None and middle > 0.0 else None,
+        **roofline(middle, flops=flops, moved_bytes=moved_bytes, peak=peak)._asdict(),
     )

@@ -100,7 +100,7 @@ def scrub(text: str, identity: Identity | None = None) -> str:
 
 def scrub_record(record: RunRecord) -> RunRecord:
     """Return the record with its free text scrubbed; names that its parts refer to each other by stay."""
-    return msgspec.convert(_scrub_tree(msgspec.to_builtins(record)), RunRecord)
+    return msgspec.convert(scrub_tree(msgspec.to_builtins(record)), RunRecord)
 
 
 def _scrub_once(text: str, known: Identity) -> str:
@@ -130,13 +130,14 @@ def _base_name(match: re.Match[str]) -> str:
     return f"{quote}{parts[-1]}{quote}" if parts else match[0]
 
 
-def _scrub_tree(value: Any, key: str = "", free: bool = False) -> Any:
+def scrub_tree(value: Any, key: str = "", free: bool = False) -> Any:
+    """Return plain lists and dicts with the free text in them scrubbed: of the fields whose names say that it is."""
     if isinstance(value, str):
         return scrub(value) if free or key in _FREE_TEXT else value
     if isinstance(value, list):
-        return [_scrub_tree(item, key, free) for item in value]
+        return [scrub_tree(item, key, free) for item in value]
     if isinstance(value, dict):
-        return {name: _scrub_tree(item, name, free or key in _FREE_MAPPINGS) for name, item in value.items()}
+        return {name: scrub_tree(item, name, free or key in _FREE_MAPPINGS) for name, item in value.items()}
     return value
 
 

@@ -19,6 +19,7 @@ CellStatus = Literal["ok", "unsupported", "failed", "void"]
 RatioResult = Literal["faster", "slower", "same", "undecided"]
 RunResult = Literal["pass", "suspect", "fail"]
 Rule = Literal["yardstick", "sensitivity", "user", "exact"]
+Bound = Literal["compute", "memory"]
 Cause = Literal["graph", "kernel", "math-mode", "nondeterminism", "data"]
 
 
@@ -180,7 +181,11 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
         compile_s: compiling for the case in the first process of the run to do so, one call included; None where the
             backend does not compile.
         compile_cached_s: median over processes of the same, with what the first one left in the run's cache.
-        gflop_s: arithmetic of the block by formula, over the median; None where there is no formula.
+        gflop_s: arithmetic of one call, by the block's formula or counted over the graph, over the median; None where
+            it is not known.
+        gbyte_s: sizes of inputs, outputs and weights over the median; None where they are not known.
+        limit_share: share of what the run's peaks allow; see `crosshead.results.roofline`. None without peaks.
+        bound: which limit that is.
     """
 
     median_s: float
@@ -206,6 +211,27 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
     compile_s: float | None = None
     compile_cached_s: float | None = None
     gflop_s: float | None = None
+    gbyte_s: float | None = None
+    limit_share: float | None = None
+    bound: Bound | None = None
+
+
+class PeakRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machine can do at a precision, measured in the run itself.
+
+    Attributes:
+        precision: of the products.
+        threads: of the workers that were asked.
+        gflop_s: the best large matrix product of any of the run's backends; None where none has one of its own.
+        backend: whose product it was.
+        gbyte_s: the best copy of host memory, bytes read and written; None where a device's memory is the limit.
+    """
+
+    precision: str
+    threads: int
+    gflop_s: float | None = None
+    backend: str = ""
+    gbyte_s: float | None = None
 
 
 class GrowthRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -459,6 +485,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     laws: list[LawRecord] = []
     noise: list[NoiseRecord] = []
     causes: list[CauseRecord] = []
+    peaks: list[PeakRecord] = []
     agreements: list[AgreementRecord] = []
     comparisons: list[ComparisonRecord] = []
     notices: list[Notice] = []

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         WorkerProtocolError,
         WorkerTimeoutError,
     )
-    from crosshead.runtimes.messages import Grown, Measured, Opened, Ran, Warm
+    from crosshead.runtimes.messages import Grown, Measured, Opened, Peaked, Ran, Warm
     from crosshead.runtimes.registry import RESERVED, RUNTIMES, get_runtime
     from crosshead.runtimes.worker import CAN_PAUSE, Worker
 
@@ -49,6 +49,7 @@ __all__ = [
     "InputError",
     "Measured",
     "Opened",
+    "Peaked",
     "Placement",
     "PlacementError",
     "ProviderShare",
@@ -83,7 +84,7 @@ _HOMES = {
         "Settings",
         "Unavailable",
     ],
-    "messages": ["Grown", "Measured", "Opened", "Ran", "Warm"],
+    "messages": ["Grown", "Measured", "Opened", "Peaked", "Ran", "Warm"],
     "registry": ["RESERVED", "RUNTIMES", "get_runtime"],
     "worker": ["CAN_PAUSE", "Worker"],
 }
