@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from crosshead.export.artifact import Artifact
-from crosshead.runtimes import BackendError, PlacementError, Session, Settings, UnsupportedError, get_runtime
+from crosshead.runtimes import (
+    BackendError,
+    PlacementError,
+    Session,
+    Settings,
+    UnknownBackendError,
+    UnsupportedError,
+    get_runtime,
+)
 
 
 def opened(artifact: Artifact, **behaviour: object) -> Session:
@@ -86,3 +94,37 @@ def test_an_unknown_option_is_named(linear: Artifact) -> None:
 def test_an_option_of_the_wrong_type_is_named(linear: Artifact) -> None:
     with pytest.raises(BackendError, match=r"wrong type: Expected `float`, got `str` - at `\$.sleep_s`"):
         opened(linear, sleep_s="long")
+
+
+def test_a_slower_call_takes_its_share_longer(linear: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    monkeypatch.setattr("crosshead.runtimes.fake.time.perf_counter", tick)
+    monkeypatch.setattr("crosshead.runtimes.fake.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    step = opened(linear, sleep_s=99.0, slower=0.5).bind(linear.inputs("1x5"))
+    began = now[0]
+    step()
+    assert now[0] - began == 1.0 + 1.5 * 100.0  # reading the clock moves it by one
+
+
+@pytest.mark.parametrize("slower", [0.0, 0.01])
+def test_another_backend_can_do_the_work(linear: Artifact, slower: float) -> None:
+    inputs = {"x": np.ones((3, 2, 4), np.float32)}  # no case of the artifact
+    with (
+        get_runtime("ort-cpu").open(linear, Settings(threads=1)) as right,
+        opened(linear, wraps="ort-cpu", slower=slower, relative_error=1.0) as wrong,
+    ):
+        wrong.bind(inputs)()
+        want = right.run(inputs)["y"].astype(np.float64)
+        np.testing.assert_array_equal(wrong.run(inputs)["y"], 2.0 * want)
+
+
+def test_what_is_to_be_wrapped_has_to_be_there_and_alone(linear: Artifact) -> None:
+    with pytest.raises(UnknownBackendError, match="there is no backend 'ort-gpu'; did you mean 'ort-cpu'"):
+        opened(linear, wraps="ort-gpu")
+    with pytest.raises(BackendError, match=r"set one of them"):
+        opened(linear, wraps="ort-cpu", fault="softmax-axis")

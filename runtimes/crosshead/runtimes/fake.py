@@ -47,6 +47,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         slow_start_s: sleep so long when opened.
         compile_s: sleep so long before the first call, as a backend that compiles does.
         sleep_s: sleep so long in every call.
+        slower: every call takes so much longer, as a share of itself, and keeps a core busy meanwhile.
+        wraps: name of another backend that does the work, under the same settings; it is then slowed down or spoiled.
         fault: compute the graph with this fault in it, by its name in `_faults.FAULTS`.
         zeros: answer zeros of the right shape to inputs that are no case of the artifact.
         relative_error: every floating output is `1 + relative_error` times what it should be (its relative L2 error).
@@ -70,6 +72,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slow_start_s: float = 0.0
     compile_s: float = 0.0
     sleep_s: float = 0.0
+    slower: float = 0.0
+    wraps: str = ""
     fault: str = ""
     zeros: bool = False
     relative_error: float = 0.0
@@ -121,18 +125,41 @@ class Fake(Runtime):
             version=importlib.metadata.version("crosshead"), detail="for tests; it can be wrong on purpose"
         )
 
-    def _open(self, artifact: Artifact, settings: Settings, source_folder: str | None) -> Session:  # noqa: ARG002  # it executes no source
+    def _open(self, artifact: Artifact, settings: Settings, source_folder: str | None) -> Session:
         behaviour = read_behaviour(settings)
         time.sleep(behaviour.slow_start_s)
         if behaviour.unsupported:
             raise UnsupportedError(behaviour.unsupported)
         if behaviour.wrong_placement and not settings.allow_fallback:
             raise PlacementError("all nodes ran on OtherProvider, not on FakeProvider")
-        faulty = _open_faulty(artifact, behaviour.fault) if behaviour.fault else None
+        inner = _open_inner(artifact, behaviour, settings, source_folder)
         kept: list[Array] = []
         if behaviour.at == "open":
             _misbehave(behaviour, kept)
-        return _FakeSession(artifact, behaviour, kept, faulty)
+        return _FakeSession(artifact, behaviour, kept, inner)
+
+
+def _open_inner(
+    artifact: Artifact, behaviour: Behaviour, settings: Settings, source_folder: str | None
+) -> Session | None:
+    """Load the artifact into what does the work; None where nothing does.
+
+    Raises:
+        BackendError: a fault and a backend were both asked for, or what was asked for refuses.
+    """
+    if behaviour.fault and behaviour.wraps:
+        raise BackendError(
+            "fake.fault computes the graph by itself, and fake.wraps by another backend; set one of them"
+        )
+    if behaviour.fault:
+        return _open_faulty(artifact, behaviour.fault)
+    if not behaviour.wraps:
+        return None
+    from crosshead.runtimes.registry import get_runtime  # which imports this file
+
+    runtime = get_runtime(behaviour.wraps)
+    runtime.import_library()
+    return runtime.open(artifact, msgspec.structs.replace(settings, fake={}), source_folder)
 
 
 def _open_faulty(artifact: Artifact, name: str) -> Session:
@@ -150,10 +177,10 @@ def _open_faulty(artifact: Artifact, name: str) -> Session:
 
 class _FakeSession(Session):
     def __init__(
-        self, artifact: Artifact, behaviour: Behaviour, kept: list[Array], faulty: Session | None = None
+        self, artifact: Artifact, behaviour: Behaviour, kept: list[Array], inner: Session | None = None
     ) -> None:
         super().__init__(artifact)
-        self._faulty = faulty
+        self._inner = inner
         self._behaviour = behaviour
         self._kept = kept
         self._calls = 0
@@ -166,16 +193,32 @@ class _FakeSession(Session):
         return {name: self._spoil(array) for name, array in right.items() if name != self._behaviour.drop_output}
 
     def _bind(self, inputs: Mapping[str, Array]) -> Step:
-        self._answer(inputs)
-        if self._faulty is None:
-            return self._call
-        feeds = dict(inputs)
+        if self._inner is None:
+            self._answer(inputs)
+            return self._slowed(self._call)
+        work = self._inner.bind(dict(inputs))
 
-        def step() -> None:
-            self._answer(feeds)
+        def step() -> object:
+            outputs = work()
             self._call()
+            return outputs
 
-        return step
+        return self._slowed(step)
+
+    def _slowed(self, step: Step) -> Step:
+        slower = self._behaviour.slower
+        if not slower:
+            return step
+
+        def slow_step() -> object:
+            began = time.perf_counter()
+            outputs = step()
+            end = began + (1.0 + slower) * (time.perf_counter() - began)
+            while time.perf_counter() < end:
+                pass
+            return outputs
+
+        return slow_step
 
     def _compile(self, inputs: Mapping[str, Array]) -> float | None:  # noqa: ARG002  # it looks at none
         if self._compiled or not self._behaviour.compile_s:
@@ -196,8 +239,8 @@ class _FakeSession(Session):
             _misbehave(behaviour, self._kept)
 
     def _answer(self, inputs: Mapping[str, Array]) -> Outputs:
-        if self._faulty is not None:
-            return self._faulty.run(inputs)
+        if self._inner is not None:
+            return self._inner.run(inputs)
         dtypes = {spec.name: _dtype(spec.dtype) for spec in self._artifact.manifest.outputs}
         for case in (*self._artifact.manifest.cases, *self._artifact.manifest.size_cases):
             carried = self._artifact.inputs(case.name)
@@ -243,8 +286,8 @@ class _FakeSession(Session):
 
     def _close(self) -> None:
         self._kept.clear()
-        if self._faulty is not None:
-            self._faulty.close()
+        if self._inner is not None:
+            self._inner.close()
 
 
 def _dtype(name: str) -> np.dtype[np.generic]:
