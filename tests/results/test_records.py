@@ -12,7 +12,7 @@ UNITS = ("_s", "_bytes", "_mhz", "_db", "_log10", "_share")
 
 # Counts, ratios and errors relative to something: no unit to name.
 DIMENSIONLESS = {
-    "AgreementRecord": {"error", "yardsticks"},
+    "AgreementRecord": {"error", "yardsticks", "noise"},
     "ArtifactRecord": {"opset", "ops"},
     "CellRecord": {"threads", "settings"},
     "ComparisonRecord": {"ratio", "ci_low", "ci_high"},

@@ -12,10 +12,10 @@ from crosshead.export.error import relative_l2, relative_l2_row
 from crosshead.harness.cells import Cell
 from crosshead.harness.judge import Tolerances, doubt_empty, judge_output
 from crosshead.harness.metrics import is_floating
-from crosshead.harness.padding import Positions, padded_positions, valid
+from crosshead.harness.padding import padded_positions, valid
 from crosshead.harness.phases import Phases
-from crosshead.harness.randomness import NOISE_TIMES, doubted
-from crosshead.results import AgreementRecord, CellRecord, Notice, OutputRecord, ProviderRecord, scrub
+from crosshead.harness.randomness import doubted
+from crosshead.results import CellRecord, Notice, OutputRecord, ProviderRecord, scrub
 from crosshead.runtimes import (
     BackendError,
     Opened,
@@ -25,9 +25,6 @@ from crosshead.runtimes import (
     Worker,
     WorkerError,
 )
-
-AGREEMENT_TIMES = 10.0
-"""Two backends are the same when the error between them is at most so many yardsticks."""
 
 NATIVE_BACKEND = "torch-eager"
 """The source framework: its own error at the artifact's precision is part of the yardstick."""
@@ -267,47 +264,3 @@ def judge(visited: Visit, artifact: Artifact, tolerances: Tolerances) -> CellRec
         same_shape = outputs[spec.name].shape == expected[spec.name].shape
         records.append(doubted(record, case.noise.get(spec.name, 0.0)) if same_shape else record)
     return msgspec.structs.replace(visited.record, outputs=doubt_empty(records))
-
-
-def agreements(visits: Sequence[Visit], artifacts: Mapping[str, Artifact]) -> list[AgreementRecord]:
-    """Hold every two cells of one case and precision against each other."""
-    found: list[AgreementRecord] = []
-    ready = [visited for visited in visits if visited.outputs is not None]
-    for index, a in enumerate(ready):
-        first = unpack_arrays(a.outputs) if a.outputs is not None else {}
-        for b in ready[index + 1 :]:
-            same_precision = a.cell.artifact.manifest.precision == b.cell.artifact.manifest.precision
-            if a.cell.case != b.cell.case or not same_precision or b.outputs is None:
-                continue
-            artifact = artifacts[a.cell.artifact.id]
-            padded = padded_positions(artifact, a.cell.case, first)
-            record = _agreement(a, b, first, unpack_arrays(b.outputs), artifact.case(a.cell.case), padded)
-            if record is not None:
-                found.append(record)
-    return found
-
-
-def _agreement(
-    a: Visit, b: Visit, first: Arrays, second: Arrays, case: CaseRecord, padded: Mapping[str, Positions]
-) -> AgreementRecord | None:
-    found: list[tuple[float, float, bool]] = []  # yardsticks, error, whether it agrees
-    for name, got in first.items():
-        other = second.get(name)
-        yardstick = case.yardsticks.get(name)
-        if other is None or yardstick is None or other.shape != got.shape:
-            continue
-        error = relative_l2(valid(got, padded.get(name)), valid(other, padded.get(name)))
-        yard = max(yardstick.sensitivity, yardstick.native or 0.0, yardstick.unit_roundoff / 2)
-        noise = max(a.noise.get(name, 0.0) + b.noise.get(name, 0.0), NOISE_TIMES * case.noise.get(name, 0.0))
-        found.append((error / yard, error, error <= max(AGREEMENT_TIMES * yard, noise)))
-    if not found:
-        return None
-    yardsticks, error, _ = max(found)
-    return AgreementRecord(
-        a=a.cell.label,
-        b=b.cell.label,
-        case=case.name,
-        error=error,
-        yardsticks=yardsticks,
-        verdict="pass" if all(agrees for *_, agrees in found) else "fail",
-    )

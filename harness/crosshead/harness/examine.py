@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from crosshead.export.artifact import Artifact
@@ -28,6 +28,7 @@ class Subject:
         scratch: an empty folder of this subject's own.
         tolerances: what a person asked for in place of the derived rule.
         seed: of whatever is drawn.
+        known: what stages keep about an artifact for the next backend on it; one for all subjects of a run.
     """
 
     artifact: Artifact
@@ -38,6 +39,7 @@ class Subject:
     scratch: Path
     tolerances: Tolerances
     seed: int
+    known: dict[tuple[str, ...], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Examination:
 
     Attributes:
         stages: by phase, in this order.
-        limits, tolerances, seed: as in `Subject`.
+        limits, tolerances, seed, known: as in `Subject`.
         scratch: an existing folder.
         phases: told where the time went.
         on_progress: told what is being done.
@@ -72,6 +74,7 @@ class Examination:
     scratch: Path
     phases: Phases
     on_progress: Callable[[str], None]
+    known: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def findings(self, visits: Sequence[Visit], artifacts: Mapping[str, Artifact]) -> Iterator[Findings]:
         """Ask every (artifact, backend) that ran, and give what each stage found as soon as it did.
@@ -121,6 +124,7 @@ class Examination:
             scratch=folder,
             tolerances=self.tolerances,
             seed=self.seed,
+            known=self.known,
         )
 
     def _ask(self, stage: Stage, phase: str, subject: Subject) -> Findings:

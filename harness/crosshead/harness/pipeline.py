@@ -16,12 +16,12 @@ from crosshead.harness.accuracy import (
     NATIVE_BACKEND,
     Limits,
     Visit,
-    agreements,
     judge,
     native_notices,
     noise_notices,
     with_native,
 )
+from crosshead.harness.agreement import agreements
 from crosshead.harness.axes import BAKED, AxesProof, prove_axes
 from crosshead.harness.cells import Cell, choose_backends, make_cells
 from crosshead.harness.examine import Examination
@@ -165,7 +165,7 @@ class _Run:
             self._examine(visits, scratch)
             current = {artifact.id: artifact for artifact in self._artifacts}
             with self._phases.during("judge"):
-                found = agreements(visits, current)
+                found = agreements(visits, current, self._record.noise)
             self._update(agreements=found)
         if self._parts != ("bench",):
             self._prove_axes(scratch)

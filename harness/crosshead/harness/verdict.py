@@ -8,7 +8,7 @@ EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def overall(record: RunRecord) -> RunResult:
-    """Return fail, suspect or pass: the worst of graphs, cells, outputs and agreements; suspect if none was judged."""
+    """Return fail, suspect or pass: the worst of all that was judged; suspect if nothing was."""
     outputs = [output.verdict for cell in record.cells for output in cell.outputs]
     graphs = [artifact.graph.verdict for artifact in record.artifacts]
     failed = (
@@ -16,10 +16,16 @@ def overall(record: RunRecord) -> RunResult:
         or "fail" in outputs
         or any(cell.status == "failed" for cell in record.cells)
         or any(agreement.verdict == "fail" for agreement in record.agreements)
+        or any(law.verdict == "fail" for law in record.laws)
     )
     if failed:
         return "fail"
-    doubtful = "weak" in graphs or "suspect" in outputs or any(cell.status == "void" for cell in record.cells)
+    doubtful = (
+        "weak" in graphs
+        or "suspect" in outputs
+        or any(cell.status == "void" for cell in record.cells)
+        or any(law.verdict == "suspect" for law in record.laws)
+    )
     return "suspect" if doubtful or _nothing_ran(record) else "pass"
 
 

@@ -297,7 +297,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
 class AgreementRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Two cells of one case against each other: the largest relative L2 error over outputs, and in yardsticks.
 
-    `a` and `b` are labels (`backend/artifact`).
+    `a` and `b` are labels (`backend/artifact`); `noise` is what they differ from themselves by, together.
     """
 
     a: str
@@ -305,6 +305,7 @@ class AgreementRecord(msgspec.Struct, frozen=True, kw_only=True):
     case: str
     error: float
     yardsticks: float
+    noise: float = 0.0
     verdict: OutputResult
 
 
@@ -316,8 +317,8 @@ class LawRecord(msgspec.Struct, frozen=True, kw_only=True):
         violation: the largest that was seen, in `unit`; None where it could not be asked.
         limit: up to here the law holds.
         unit: `u` (unit roundoffs of the precision, relative to the largest output) or `absolute`.
-        cases: how many sets of inputs it was asked on.
-        reason: one sentence where the verdict is not pass.
+        cases: how many pairs of outputs were held against each other.
+        reason: one sentence where the verdict is not pass, or where the law does not apply or was not asked.
     """
 
     law: str
