@@ -19,6 +19,7 @@ from crosshead.export._records import CaseFiles, artifact_id, check_fit, precisi
 from crosshead.export._rounding import rounding_findings
 from crosshead.export._scratch import scratch_folder
 from crosshead.export._spread import find_spread
+from crosshead.export._stress_module import module_stress
 from crosshead.export.artifact import (
     Arrays,
     Artifact,
@@ -36,12 +37,13 @@ from crosshead.export.artifact import (
 )
 from crosshead.export.capture import Captured, capture
 from crosshead.export.case import Case
-from crosshead.export.float64 import check_graph, module_outputs_float64, module_sensitivity
+from crosshead.export.float64 import Float64Module, check_graph, module_outputs_float64, module_sensitivity
 from crosshead.export.float64.graph_check import MOST_CASES
 from crosshead.export.forms import Exporter, check_form, lower
 from crosshead.export.precision import CastSource, cast_cases, cast_source
 from crosshead.export.size_cases import SizeCases, not_tried, record_size_cases, size_cases
 from crosshead.export.source import LoadedSource, seeded
+from crosshead.export.stress import StressSet, record_stress
 
 OnStep = Callable[[str], None]
 
@@ -55,6 +57,7 @@ class _Shared:
 
     The module and the inputs of `cases` are in that precision; `expected` is what they compute in float64, to hold
     graphs against. What is expected of backends stands in `files`: it comes of the module before it was rounded.
+    `stress_inputs` and `stress_proven` are the same two of the stress set.
     """
 
     loaded: LoadedSource
@@ -64,6 +67,10 @@ class _Shared:
     files: CaseFiles
     sizes: SizeCases
     size_files: CaseFiles
+    stress: StressSet
+    stress_files: CaseFiles
+    stress_inputs: Mapping[str, Arrays]
+    stress_proven: Mapping[str, Arrays]
     weights: Path
     weights_sha256: str
     precision: Precision
@@ -79,6 +86,7 @@ def export_source(
     out: Path,
     precisions: Sequence[Precision] = (),
     exporter: Exporter = "dynamo",
+    stress: bool = False,
     on_step: OnStep = lambda _: None,
 ) -> list[Artifact]:
     """Export a module and write one artifact for each precision, form and opset.
@@ -94,6 +102,7 @@ def export_source(
         out: folder that takes one folder an artifact, `<out>/<artifact id>`.
         precisions: what to cast the module to; empty leaves it as it came.
         exporter: which of torch's exporters captures the module.
+        stress: whether the stress set travels with the artifacts, and counts for their graphs.
         on_step: told in a few words what is being done.
 
     Returns:
@@ -115,7 +124,7 @@ def export_source(
         try:
             expected: dict[str, Arrays] = {}
             for precision in tuple(dict.fromkeys(precisions)) or (None,):
-                shared = _prepare(loaded, cases, precision, expected, exporter, scratch, on_step)
+                shared = _prepare(loaded, cases, precision, expected, exporter, scratch, on_step, stress=stress)
                 for form, opset in pairs:
                     artifacts.append(_build(shared, form, opset, out, scratch, on_step))
         except BaseException:
@@ -133,6 +142,8 @@ def _prepare(
     exporter: Exporter,
     scratch: Path,
     on_step: OnStep,
+    *,
+    stress: bool,
 ) -> _Shared:
     """Do for one precision what all forms share.
 
@@ -179,6 +190,13 @@ def _prepare(
     if sizes.fixed and exporter == "torchscript":  # the other exporter has proved its axes, or refused them, by itself
         raise fixed_error(name, sizes.fixed, loaded.module, loaded.dynamic)
     small = sizes.cases if asked is None else cast_cases(sizes.cases, asked, loaded.roles)
+    made = StressSet()
+    if stress and not spread.said and not loaded.source.training:
+        on_step(f"computing the stress set of {name} in float64")
+        growth = _growth(cases, expected)
+        taken = [case.name for case in (*cases, *sizes.cases)]
+        made = module_stress(loaded, specs, captured.output_names, precision, growth=growth, taken=taken)
+    hard = made.inputs if asked is None else cast_cases(made.inputs, asked, loaded.roles)
     weights = scratch / f"weights-{precision}.safetensors"
     write_weights(cast.loaded.module, weights)
     return _Shared(
@@ -189,6 +207,10 @@ def _prepare(
         spread.noted(record_cases(cast.cases, expected, sensitivities, precision)),
         sizes,
         record_size_cases(loaded, sizes, sensitivities, precision, rounded=small),
+        made,
+        record_stress(made, precision, hard),
+        {case.name: case.inputs for case in hard},
+        _proven(loaded, cast.loaded, made, hard, captured.output_names),
         weights,
         sha256_file(weights),
         precision,
@@ -202,6 +224,17 @@ def _prepare(
         ),
         spread.said,
     )
+
+
+def _proven(
+    loaded: LoadedSource, cast: LoadedSource, made: StressSet, rounded: Sequence[Case], output_names: Sequence[str]
+) -> dict[str, Arrays]:
+    """Return what the module computes in float64 on the stress set, after both were rounded."""
+    if cast is loaded:
+        return {each.case.name: each.expected for each in made.cases}
+    oracle = Float64Module(cast.module)
+    with printing_to_stderr():
+        return {case.name: oracle.run(case.inputs, output_names) for case in rounded}
 
 
 def _capture(cast: CastSource, exporter: Exporter) -> Captured:
@@ -260,12 +293,19 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
         ),
         size_cases=shared.size_files.records,
         sizes_left_out=shared.sizes.left_out,
+        stress_cases=shared.stress_files.records,
+        stress_left_out=dict(shared.stress.left_out),
     )
     return write_artifact(
         out / identity,
         manifest,
         model=graph.model,
-        blobs={**shared.files.blobs, **shared.size_files.blobs, f"{shared.weights_sha256}.safetensors": shared.weights},
+        blobs={
+            **shared.files.blobs,
+            **shared.size_files.blobs,
+            **shared.stress_files.blobs,
+            f"{shared.weights_sha256}.safetensors": shared.weights,
+        },
         external=graph.external,
     )
 
@@ -274,7 +314,9 @@ def _checked(shared: _Shared, graph: GraphFile, inputs: Mapping[str, Arrays]) ->
     """Hold the graph against the module; of one that draws random numbers, the weights alone."""
     module = shared.loaded.module
     if not shared.random:
-        return check_graph(graph.proto, module, inputs, shared.expected)
+        expected = {**shared.expected, **shared.stress_proven}
+        cases = {**inputs, **shared.stress_inputs}
+        return check_graph(graph.proto, module, cases, expected, stress=shared.stress_inputs.keys())
     verdict = check_graph(graph.proto, module, {}, {})
     if verdict.verdict == "fail":
         return verdict

@@ -16,6 +16,7 @@ from crosshead.export.artifact._errors import ArtifactError, CaptureError, Expor
 from crosshead.export.artifact._factory import import_factory
 from crosshead.export.artifact._manifest import (
     SCHEMA,
+    Apart,
     ArtifactNotice,
     CaseRecord,
     Form,
@@ -33,6 +34,7 @@ __all__ = [
     "DTYPES",
     "SCHEMA",
     "UNIT_ROUNDOFFS",
+    "Apart",
     "Arrays",
     "Artifact",
     "ArtifactError",

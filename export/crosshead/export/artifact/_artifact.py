@@ -122,7 +122,7 @@ class Artifact:
         Raises:
             ArtifactError: the artifact carries no case of that name.
         """
-        for case in (*self.manifest.cases, *self.manifest.size_cases):
+        for case in self.manifest.all_cases:
             if case.name == name:
                 return case
         known = ", ".join(case.name for case in self.manifest.cases) or "none"
@@ -177,7 +177,7 @@ class Artifact:
         """Return the digest of each file that the manifest names, by its path relative to the folder."""
         wanted = {Path(MODEL_FILE): self.manifest.model_sha256}
         wanted |= {Path(name): digest for name, digest in self.manifest.external_sha256.items()}
-        for case in (*self.manifest.cases, *self.manifest.size_cases):
+        for case in self.manifest.all_cases:
             for digest in (case.inputs_sha256, case.expected_sha256):
                 wanted[Path(BLOBS, f"{digest}.npz")] = digest
         if self.manifest.weights_sha256 is not None:

@@ -50,9 +50,9 @@ def _faults(manifest: Manifest) -> Iterator[str]:
         for spec in specs:
             yield from _spec_faults(kind, spec)
     yield from _precision_faults(manifest)
-    yield from _twice("case", (case.name for case in (*manifest.cases, *manifest.size_cases)))
+    yield from _twice("case", (case.name for case in manifest.all_cases))
     outputs = {spec.name for spec in manifest.outputs}
-    for case in (*manifest.cases, *manifest.size_cases):
+    for case in manifest.all_cases:
         yield from _case_faults(case, outputs, manifest)
 
 
@@ -74,7 +74,7 @@ def _digest_faults(manifest: Manifest) -> Iterator[str]:
         digests["weights_sha256"] = manifest.weights_sha256
     if manifest.source.file_sha256 is not None:
         digests["file_sha256"] = manifest.source.file_sha256
-    for case in (*manifest.cases, *manifest.size_cases):
+    for case in manifest.all_cases:
         digests[f"inputs of case {case.name!r}"] = case.inputs_sha256
         digests[f"expectation of case {case.name!r}"] = case.expected_sha256
     for what, digest in digests.items():
@@ -121,6 +121,10 @@ def _case_faults(case: CaseRecord, outputs: set[str], manifest: Manifest) -> Ite
     for name, noise in case.noise.items():
         if name not in outputs or not noise >= 0:
             yield f"{where}: noise {noise} of output {name!r}; expected at least 0, of an output that is there"
+    for apart in case.apart:
+        batch, queries = apart.shape
+        if not all(0 <= sequence < batch and 0 <= query < queries for sequence, query in apart.rows):
+            yield f"{where}: expected rows inside {apart.shape}, got {list(apart.rows)!s:.80}"
     for axis, size in case.sizes.items():
         if size < 0:
             yield f"{where}: expected sizes of at least 0, got {size} for axis {axis!r}"

@@ -70,6 +70,20 @@ class Yardstick(msgspec.Struct, frozen=True, kw_only=True):
     native_row: float | None = None
 
 
+class Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of the outputs that are told apart and decide nothing.
+
+    Attributes:
+        reason: `padded`, `fully masked` or `beyond fp16`: why right implementations may differ there.
+        shape: (batch, queries) of the case.
+        rows: (batch, query position) of each.
+    """
+
+    reason: str
+    shape: tuple[int, int]
+    rows: tuple[tuple[int, int], ...]
+
+
 class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One set of inputs that travels with an artifact, with what must come out.
 
@@ -83,6 +97,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         sizes: by dynamic axis, the size that this case tries; empty but for those in `Manifest.size_cases`.
         noise: by output name, how far two float64 evaluations of the module on other random numbers lie apart: relative
             L2, or the share that differs of whole numbers and booleans. Empty where the module draws none.
+        apart: rows that decide nothing; of those in `Manifest.stress_cases` alone.
     """
 
     name: str
@@ -93,6 +108,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     yardsticks: dict[str, Yardstick] = {}
     sizes: dict[str, int] = {}
     noise: dict[str, float] = {}
+    apart: tuple[Apart, ...] = ()
 
 
 class GraphVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +151,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         size_cases: small cases at other sizes of the dynamic axes, 1 among them; run to prove that no size is baked in,
             never timed.
         sizes_left_out: by dynamic axis, why sizes of it that should be tried are not among `size_cases`.
+        stress_cases: small cases that find faults which usual inputs do not show; compared, never timed.
+        stress_left_out: by name, why a case of the stress set that applies is not among them.
     """
 
     schema: str = SCHEMA
@@ -157,3 +175,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[ArtifactNotice, ...] = ()
     size_cases: tuple[CaseRecord, ...] = ()
     sizes_left_out: dict[str, str] = {}
+    stress_cases: tuple[CaseRecord, ...] = ()
+    stress_left_out: dict[str, str] = {}
+
+    @property
+    def all_cases(self) -> tuple[CaseRecord, ...]:
+        """Every case that travels with the artifact, whatever it is for."""
+        return (*self.cases, *self.size_cases, *self.stress_cases)

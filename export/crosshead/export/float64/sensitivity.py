@@ -24,6 +24,7 @@ DRAWS = 8
 _SEED = 20100
 _Arrays = Mapping[str, NDArray[Any]]
 Sensitivity = dict[str, tuple[float, float]]
+Judged = Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]
 
 
 def module_sensitivity(
@@ -48,18 +49,42 @@ def module_sensitivity(
     Raises:
         SourceError: as `module_outputs_float64`.
     """
+    (found,) = module_sensitivities(module, [(inputs, expected)], precision, draws=draws)
+    return found
+
+
+def module_sensitivities(
+    module: "nn.Module",
+    cases: Sequence[tuple[_Arrays, _Arrays]],
+    precision: Precision,
+    *,
+    draws: int = DRAWS,
+    judged: Sequence[Judged] = (),
+) -> list[Sensitivity]:
+    """Return the sensitivity of many cases; a draw moves the weights once for all of them.
+
+    Args:
+        module: as for `module_sensitivity`.
+        cases: inputs and expected outputs of each.
+        precision: as for `module_sensitivity`.
+        draws: as for `module_sensitivity`.
+        judged: for each case, by output name, what takes the part of an output that counts; empty for all of it.
+    """
     from crosshead.export.float64.oracle import Float64Module
 
     oracle = Float64Module(module)
     nudge = _Nudge(UNIT_ROUNDOFFS[precision])
-
-    def draw(rng: np.random.Generator) -> _Arrays:
+    largest = [dict.fromkeys(_floats(expected), (0.0, 0.0)) for _, expected in cases]
+    for number in range(draws if any(largest) else 0):
+        rng = np.random.default_rng((_SEED, number))
         oracle.restore()
         for _, _, wide in oracle.state:
             nudge.in_place(wide.view(-1).numpy(), rng)
-        return oracle.run({name: nudge.input(array, rng) for name, array in inputs.items()}, list(expected))
-
-    return _largest_moves(draw, expected, draws)
+        for index, (inputs, expected) in enumerate(cases):
+            if largest[index]:
+                moved = oracle.run({name: nudge.input(array, rng) for name, array in inputs.items()}, list(expected))
+                _enlarge(largest[index], moved, expected, judged[index] if judged else {})
+    return largest
 
 
 def graph_sensitivity(
@@ -163,11 +188,20 @@ def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np
 
 
 def _largest_moves(draw: Callable[[np.random.Generator], _Arrays], expected: _Arrays, draws: int) -> Sensitivity:
-    floats = [name for name, array in expected.items() if np.asarray(array).dtype.kind == "f"]
-    largest = dict.fromkeys(floats, (0.0, 0.0))
-    for number in range(draws if floats else 0):
-        moved = draw(np.random.default_rng((_SEED, number)))
-        for name, (whole, row) in largest.items():
-            got, want = moved[name], np.asarray(expected[name])
-            largest[name] = max(whole, relative_l2(got, want)), max(row, relative_l2_row(got, want))
+    largest = dict.fromkeys(_floats(expected), (0.0, 0.0))
+    for number in range(draws if largest else 0):
+        _enlarge(largest, draw(np.random.default_rng((_SEED, number))), expected, {})
     return largest
+
+
+def _floats(expected: _Arrays) -> list[str]:
+    return [name for name, array in expected.items() if np.asarray(array).dtype.kind == "f"]
+
+
+def _enlarge(largest: Sensitivity, moved: _Arrays, expected: _Arrays, judged: Judged) -> None:
+    """Take one draw into the largest moves."""
+    for name, (whole, row) in largest.items():
+        got, want = moved[name], np.asarray(expected[name])
+        if name in judged:
+            got, want = judged[name](got), judged[name](want)
+        largest[name] = max(whole, relative_l2(got, want)), max(row, relative_l2_row(got, want))
