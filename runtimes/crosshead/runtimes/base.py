@@ -85,6 +85,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         timed_in_all: whether `--backend all` also times it.
         compiles: whether it compiles for the shapes at hand before it can run; its worker then gets a folder to keep
             the compiled code in.
+        calls_at_once: whether calls bound by one session may run in several threads at the same time.
         deviations: where it is known to be off.
     """
 
@@ -95,6 +96,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     in_all: bool = True
     timed_in_all: bool = True
     compiles: bool = False
+    calls_at_once: bool = False
     deviations: tuple[Deviation, ...] = ()
 
 
@@ -199,7 +201,8 @@ class Runtime(abc.ABC):
 class Session(abc.ABC):
     """A loaded artifact. Use as a context manager; a closed session refuses every call.
 
-    A session belongs to the thread that opened it; a backend adds no locks of its own.
+    A session belongs to the thread that opened it, and a bound call to one thread at a time; calls of several `bind`
+    may run side by side where `Capabilities.calls_at_once` says so. A backend adds no locks of its own.
     """
 
     def __init__(self, artifact: Artifact) -> None:

@@ -47,6 +47,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         slow_start_s: sleep so long when opened.
         compile_s: sleep so long before the first call, as a backend that compiles does.
         sleep_s: sleep so long in every call.
+        stall_s: sleep so much longer, once, when `at` comes.
         slower: every call takes so much longer, as a share of itself, and keeps a core busy meanwhile.
         wraps: name of another backend that does the work, under the same settings; it is then slowed down or spoiled.
         fault: compute the graph with this fault in it, by its name in `_faults.FAULTS`.
@@ -72,6 +73,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slow_start_s: float = 0.0
     compile_s: float = 0.0
     sleep_s: float = 0.0
+    stall_s: float = 0.0
     slower: float = 0.0
     wraps: str = ""
     fault: str = ""
@@ -116,7 +118,7 @@ class Fake(Runtime):
 
     name: ClassVar[str] = "fake"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        executes="graph", precisions=("fp32", "fp16", "bf16"), in_all=False
+        executes="graph", precisions=("fp32", "fp16", "bf16"), in_all=False, calls_at_once=True
     )
 
     def probe(self) -> Available | Unavailable:
@@ -300,6 +302,7 @@ def _dtype(name: str) -> np.dtype[np.generic]:
 
 
 def _misbehave(behaviour: Behaviour, kept: list[Array]) -> None:
+    time.sleep(behaviour.stall_s)
     if behaviour.stdout:
         os.write(1, behaviour.stdout.encode())
     if behaviour.stderr:

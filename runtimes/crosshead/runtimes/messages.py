@@ -4,6 +4,7 @@ The worker answers every request with exactly one reply, in order. It closes its
 (file descriptor 1 is pointed at its error output), so that a library that prints cannot spoil the conversation.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -12,7 +13,7 @@ from crosshead.runtimes.base import Placement, Settings
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """Import the backend and load an artifact. First request of every worker."""
+    """Import the backend and load an artifact: first request of every worker. A later one puts another in its place."""
 
     runtime: str
     artifact: str
@@ -59,11 +60,58 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True, tag="peak"):
     duration_s: float
 
 
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """When a load test may stop before its end: for every limit, few enough answers came late, or too many.
+
+    Attributes:
+        count: look at the first so many counted answers.
+        most_over: by limit, with up to so many late answers the objective is met.
+        least_over: by limit, from so many late answers on it is missed.
+    """
+
+    count: int
+    most_over: list[int]
+    least_over: list[int]
+
+    def decides(self, over: Sequence[int]) -> bool:
+        """Whether every limit is decided, with so many answers over each."""
+        return all(
+            late <= most or late >= least
+            for late, most, least in zip(over, self.most_over, self.least_over, strict=True)
+        )
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """Serve requests, `workers` at a time; see `crosshead.runtimes.load`. Needs a `WarmUp` before.
+
+    Attributes:
+        samples: where the times of every request are written (.npz).
+        workers: calls that run at the same time.
+        duration_s: requests are sent for so long.
+        settle_s: unrecorded calls before.
+        arrivals: when requests are sent, seconds from the start (.npz, `intended_s`); None for a closed loop.
+        clients: of a closed loop.
+        lead_s: requests sent before this are served and not counted by `looks`.
+        limits_s: latencies that `looks` count the excess of.
+        looks: when it may stop before its end.
+    """
+
+    samples: str
+    workers: int
+    duration_s: float
+    settle_s: float
+    arrivals: str | None = None
+    clients: int = 0
+    lead_s: float = 0.0
+    limits_s: list[float] = []
+    looks: list[Look] = []
+
+
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
     """End."""
 
 
-Request = Open | Run | WarmUp | Measure | Grow | Peak | Close
+Request = Open | Run | WarmUp | Measure | Grow | Peak | Load | Close
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
@@ -179,6 +227,27 @@ class Peaked(msgspec.Struct, frozen=True, kw_only=True, tag="peaked"):
     copy_bytes_s: float | None
 
 
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
+    """Reply to `Load`.
+
+    Attributes:
+        answered: requests that were answered; their times are in the file.
+        left: requests that were due by the end of the window and not answered by then.
+        window_s: for how long requests were sent.
+        stopped: `end`, `decided` (by a look), or `saturated` (requests came faster than they were answered, and those
+            still waiting were given up).
+        finding: why the times mean nothing (a clock that stepped, a process that stood still); empty when all is well.
+        peak_rss_bytes: largest resident size so far.
+    """
+
+    answered: int
+    left: int
+    window_s: float
+    stopped: Literal["end", "decided", "saturated"]
+    finding: str
+    peak_rss_bytes: int
+
+
 class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
     """Reply to `Close`."""
 
@@ -195,4 +264,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Reply = Opened | Ran | Warm | Measured | Grown | Peaked | Closed | Failed
+Reply = Opened | Ran | Warm | Measured | Grown | Peaked | Loaded | Closed | Failed

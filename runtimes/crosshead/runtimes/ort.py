@@ -117,7 +117,11 @@ class OrtCpu(OrtRuntime):
     device: ClassVar[str] = "cpu"
     # bf16 is declared so that each graph is asked: the answer names the first operator that has no kernel for it.
     capabilities: ClassVar[Capabilities] = Capabilities(
-        executes="graph", precisions=("fp32", "fp16", "bf16"), opsets=OPSETS, deviations=CPU_DEVIATIONS
+        executes="graph",
+        precisions=("fp32", "fp16", "bf16"),
+        opsets=OPSETS,
+        calls_at_once=True,
+        deviations=CPU_DEVIATIONS,
     )
 
     def probe(self) -> Available | Unavailable:

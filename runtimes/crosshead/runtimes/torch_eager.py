@@ -53,7 +53,9 @@ class TorchEager(Runtime):
     """The backend."""
 
     name: ClassVar[str] = "torch-eager"
-    capabilities: ClassVar[Capabilities] = Capabilities(executes="module", precisions=("fp32", "fp16", "bf16"))
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        executes="module", precisions=("fp32", "fp16", "bf16"), calls_at_once=True
+    )
     distributions: ClassVar[tuple[str, ...]] = ("numpy", "torch", "safetensors")
 
     def probe(self) -> Available | Unavailable:

@@ -178,6 +178,16 @@ class Worker:
                 raise
         return self._opened
 
+    def open_other(self, artifact: Path) -> messages.Opened:
+        """Load another artifact in place of the one that is open, under the same settings.
+
+        Raises:
+            BackendError: the backend refused; the worker lives on, and takes another one.
+            WorkerError: the process ended or misbehaved.
+        """
+        request = msgspec.structs.replace(self._open, artifact=str(Path(artifact).resolve()))
+        return self._ask(request, messages.Opened, 0.0, "loading another artifact")
+
     def run(self, inputs: Path, outputs: Path) -> messages.Ran:
         """Run once.
 
@@ -232,6 +242,15 @@ class Worker:
             WorkerError: the process ended or misbehaved.
         """
         return self._ask(messages.Peak(duration_s=duration_s), messages.Peaked, 2.0 * duration_s, "measuring its peak")
+
+    def load(self, request: messages.Load) -> messages.Loaded:
+        """Serve requests, as many at a time as asked for; see `crosshead.runtimes.load`.
+
+        Raises:
+            BackendError: the backend failed, or nothing was warmed up.
+            WorkerError: the process ended or misbehaved.
+        """
+        return self._ask(request, messages.Loaded, request.settle_s + request.duration_s, "serving requests")
 
     def pause(self) -> None:
         """Stop the process and all its threads, and return when they stand. Does nothing where `CAN_PAUSE` is false."""

@@ -27,13 +27,14 @@ importlib.import_module("numpy")
 _NUMPY_S = time.perf_counter() - _began
 
 import msgspec
+import numpy as np
 import psutil
 
 from crosshead.export.artifact import Artifact, pack_arrays, unpack_arrays, write_whole
 from crosshead.runtimes import messages, peaks, timing
 from crosshead.runtimes._environment import extend_import_path
 from crosshead.runtimes._scrub import one_line
-from crosshead.runtimes.base import Session, Step
+from crosshead.runtimes.base import Array, Session, Step
 from crosshead.runtimes.errors import BackendError, InputError, PlacementError, UnsupportedError
 from crosshead.runtimes.growth import grow, read_memory
 
@@ -98,12 +99,14 @@ def peak_rss_bytes() -> int:
 
 
 class Server:
-    """Answers requests, one at a time. Holds one session."""
+    """Answers requests, one at a time. Holds one session; another `Open` puts another artifact in its place."""
 
     def __init__(self) -> None:
         self._session: Session | None = None
         self._step: Step | None = None
         self._calls = 1
+        self._inputs: dict[str, Array] = {}
+        self._more_steps: list[Step] = []
 
     def answer(self, request: messages.Request) -> messages.Reply:
         """Return the reply to a request; what goes wrong becomes `Failed`."""
@@ -128,6 +131,8 @@ class Server:
                 return grow(self._opened_session(), inputs, calls=request.calls, seed=request.seed, memory=read_memory)
             case messages.Peak():
                 return self._peak(request)
+            case messages.Load():
+                return self._load(request)
             case messages.Close():
                 if self._session is not None:
                     self._session.close()
@@ -141,6 +146,9 @@ class Server:
         started = time.perf_counter()
         runtime.import_library()
         imported = time.perf_counter()
+        if self._session is not None:  # another artifact in its place
+            self._session.close()
+            self._session = self._step = None
         self._session = runtime.open(artifact, request.settings, request.source_folder)
         opened = time.perf_counter()
         details = self._session.details()
@@ -189,6 +197,7 @@ class Server:
         copies = session.copies(inputs)
         to_device, to_host = (timing.median_s(copy) for copy in copies) if copies is not None else (None, None)
         self._step, self._calls = step, warm.calls_per_sample
+        self._inputs, self._more_steps = inputs, []
         return messages.Warm(
             first_call_s=warm.first_call_s,
             calls=warm.calls,
@@ -211,6 +220,36 @@ class Server:
             min_samples=request.min_samples,
         )
         return messages.Measured(samples_s=samples, peak_rss_bytes=peak_rss_bytes(), rss_bytes=rss_bytes())
+
+    def _load(self, request: messages.Load) -> messages.Reply:
+        from crosshead.runtimes.load import Demand, serve
+
+        session = self._opened_session()
+        if self._step is None:
+            raise BackendError("nothing is bound; WarmUp has to come before Load")
+        while len(self._more_steps) < request.workers - 1:
+            self._more_steps.append(session.bind(self._inputs))
+        arrivals = unpack_arrays(Path(request.arrivals))["intended_s"] if request.arrivals is not None else None
+        demand = Demand(
+            duration_s=request.duration_s,
+            arrivals_s=None if arrivals is None else arrivals.astype(np.float64),
+            clients=request.clients,
+            lead_s=request.lead_s,
+            limits_s=request.limits_s,
+            looks=request.looks,
+        )
+        steps = [self._step, *self._more_steps[: request.workers - 1]]
+        served = serve(demand, steps, settle_s=request.settle_s)
+        names = ("intended_s", "started_s", "ended_s", "idle")
+        write_whole(Path(request.samples), pack_arrays({name: getattr(served, name) for name in names}))
+        return messages.Loaded(
+            answered=len(served.intended_s),
+            left=served.left,
+            window_s=served.window_s,
+            stopped=served.stopped,
+            finding=served.finding,
+            peak_rss_bytes=peak_rss_bytes(),
+        )
 
     def _peak(self, request: messages.Peak) -> messages.Reply:
         session = self._opened_session()
