@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from crosshead.export.float64._bodies import PLAIN
 from crosshead.export.float64._graph import Float64Graph
 
 _Arrays = Mapping[str, NDArray[Any]]
@@ -62,7 +63,7 @@ def count_arithmetic(model: onnx.ModelProto, inputs: _Arrays) -> Arithmetic:
     Raises:
         FormError: an input is missing, or an operator cannot be evaluated.
     """
-    graph, counter = Float64Graph.of(model), Counter()
+    graph, counter = Float64Graph.of(model, PLAIN), Counter()
     outputs = graph.run(inputs, watch=counter)
     return Arithmetic(counter.flops, moved_bytes(model, graph.native, inputs, outputs))
 

@@ -12,10 +12,12 @@ import onnx
 import onnx.inliner
 from onnx import AttributeProto, FunctionProto, TypeProto
 
-# Bodies that stay closed: the reference implementation of each is exact in float64 and takes no float attribute, and
-# the body is only slower (Range's is a Loop) or needs to know a type that the implementation sees at run time.
+# Bodies that stay closed: the implementation of each is exact in float64, and the body is only slower (Range's is a
+# Loop) or needs to know a type that the implementation sees at run time. That of Attention takes a mask with one key
+# for the mask of the first key.
 KEPT = frozenset(
     {
+        "Attention",
         "CastLike",
         "CenterCropPad",
         "Clip",
@@ -36,6 +38,8 @@ KEPT = frozenset(
         "SpaceToDepth",
     }
 )
+PLAIN = KEPT - {"Attention"}
+"""The same, but for the operator that multiplies inside."""
 STANDARD = ("", "ai.onnx")
 _DOMAIN = "crosshead.body"
 
@@ -45,8 +49,8 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 1)
 
 
-def open_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with every function body opened but those of `KEPT`.
+def open_bodies(model: onnx.ModelProto, kept: frozenset[str] = KEPT) -> onnx.ModelProto:
+    """Return the model with every function body opened but those of the operators `kept`.
 
     A body that cannot be had (a type that inference does not find) stays closed; the operator is then evaluated by its
     reference implementation, as a whole.
@@ -58,19 +62,23 @@ def open_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     while True:  # a body may call further operators that have one
         model = onnx.shape_inference.infer_shapes(model)
         functions: list[FunctionProto] = []
-        _call_bodies(model.graph, {}, opset_of(model), functions)
+        _call_bodies(model.graph, {}, opset_of(model), functions, kept)
         if not functions:
             return model
         model.functions.extend(functions)
         model.opset_import.add(domain=_DOMAIN, version=1)
         model = onnx.inliner.inline_local_functions(model)
-        kept = [entry for entry in model.opset_import if entry.domain != _DOMAIN]
+        imports = [entry for entry in model.opset_import if entry.domain != _DOMAIN]
         del model.opset_import[:]
-        model.opset_import.extend(kept)
+        model.opset_import.extend(imports)
 
 
 def _call_bodies(
-    graph: onnx.GraphProto, outer: Mapping[str, TypeProto], opset: int, functions: list[FunctionProto]
+    graph: onnx.GraphProto,
+    outer: Mapping[str, TypeProto],
+    opset: int,
+    functions: list[FunctionProto],
+    kept: frozenset[str],
 ) -> None:
     """Turn each node that has a body into a call of a function of its own."""
     types = dict(outer)
@@ -80,8 +88,8 @@ def _call_bodies(
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
-                _call_bodies(inner, types, opset, functions)
-        if node.domain in STANDARD and node.op_type not in KEPT:
+                _call_bodies(inner, types, opset, functions, kept)
+        if node.domain in STANDARD and node.op_type not in kept:
             body = _body(node, types, opset)
             if body is not None:
                 body.domain, body.name = _DOMAIN, f"{node.op_type}_{len(functions)}"

@@ -13,7 +13,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx.reference.op_run import OpRun
 
 from crosshead.export.artifact import FormError
-from crosshead.export.float64._bodies import opset_of
+from crosshead.export.float64._bodies import KEPT, opset_of
 from crosshead.export.float64._evaluator import Evaluator, Watch
 from crosshead.export.float64._ops import FLOAT64_OPS
 from crosshead.export.float64._split import split, subgraphs
@@ -81,15 +81,19 @@ class Float64Graph:
     ops: tuple[type[OpRun], ...] = FLOAT64_OPS
 
     @staticmethod
-    def of(model: onnx.ModelProto) -> "Float64Graph":
+    def of(model: onnx.ModelProto, kept: frozenset[str] = KEPT) -> "Float64Graph":
         """Inline function bodies, then widen.
 
         The order matters: the body of Attention or Gelu, inlined after widening, computes its scale in float32 (1e-8).
 
+        Args:
+            model: any, with its data loaded; it is not changed.
+            kept: operators whose bodies stay closed, `KEPT` or, to see the products inside Attention as nodes, `PLAIN`.
+
         Raises:
             FormError: the graph has sparse constants, unloaded data, or a body that cannot be inlined.
         """
-        parts = split(model)
+        parts = split(model, kept)
         _widen_graph(parts.model.graph, opset_of(parts.model))
         for function in parts.model.functions:
             for node in function.node:

@@ -15,6 +15,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
+from crosshead.export.float64._attention import Attention
+from crosshead.export.float64._product import Multiplying
+
 _Array = NDArray[Any]
 
 
@@ -41,25 +44,6 @@ class GatherElements(OpRun):
             slice(None) if number == axis % data.ndim else slice(size) for number, size in enumerate(indices.shape)
         )
         return (np.take_along_axis(data[covered], indices, axis),)
-
-
-def multiply(a: _Array, b: _Array) -> _Array:
-    """Return the matrix product of (…, m, k) and (…, k, n), or of vectors, as `numpy.matmul` has it.
-
-    A matrix of weights is multiplied once, and not once for each entry of the batch.
-    """
-    if a.ndim > 2 and b.ndim == 2:
-        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])  # (…, m, k) -> (… m, k)
-        return np.asarray((rows @ b).reshape(*a.shape[:-1], b.shape[-1]))
-    return np.asarray(np.matmul(a, b))
-
-
-class Multiplying(OpRun):
-    """An operator that sums products: all of them are formed by its `multiply`, which `emulation` replaces."""
-
-    def multiply(self, a: _Array, b: _Array) -> _Array:
-        """Return a product as `multiply` does."""
-        return multiply(a, b)
 
 
 class MatMul(Multiplying):
@@ -160,4 +144,4 @@ def deviation(node: onnx.NodeProto) -> Deviation | None:
     return next((entry for entry in DEVIATIONS if entry.op == node.op_type), None)
 
 
-FLOAT64_OPS: tuple[type[OpRun], ...] = (Erf, GatherElements, Gemm, LogSoftmax, MatMul, Softmax)
+FLOAT64_OPS: tuple[type[OpRun], ...] = (Attention, Erf, GatherElements, Gemm, LogSoftmax, MatMul, Softmax)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from crosshead.export.artifact import FormError
-from crosshead.export.float64._bodies import STANDARD, open_bodies
+from crosshead.export.float64._bodies import KEPT, STANDARD, open_bodies
 
 _SMALL_BYTES = 1024  # constants that shape inference may need the values of: shapes, axes, starts and ends
 _SEES_OUTER = {"If", "Loop", "Scan"}  # operators whose subgraphs the evaluator shows the values around them
@@ -36,8 +36,12 @@ class SplitModel:
     initializers: frozenset[str]
 
 
-def split(model: onnx.ModelProto) -> SplitModel:
+def split(model: onnx.ModelProto, kept: frozenset[str] = KEPT) -> SplitModel:
     """Take a model apart; the model given is not changed.
+
+    Args:
+        model: any, with its data loaded.
+        kept: operators whose bodies stay closed.
 
     Raises:
         FormError: a sparse constant, data that was not loaded, or a body that cannot be inlined.
@@ -45,7 +49,7 @@ def split(model: onnx.ModelProto) -> SplitModel:
     bare, constants = strip(model)
     initializers = frozenset(constants)
     lift(bare.graph, constants)
-    opened = _open(bare, constants)
+    opened = _open(bare, constants, kept)
     lift(opened.graph, constants)
     return SplitModel(opened, constants, initializers)
 
@@ -91,9 +95,9 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def _open(bare: onnx.ModelProto, constants: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+def _open(bare: onnx.ModelProto, constants: Mapping[str, NDArray[Any]], kept: frozenset[str]) -> onnx.ModelProto:
     try:
-        opened = open_bodies(typed(bare, constants))
+        opened = open_bodies(typed(bare, constants), kept)
     except Exception as error:  # the C++ of onnx raises several kinds, RuntimeError among them
         problem = str(error).strip().splitlines()[0]
         raise FormError(f"the functions of this graph cannot be opened: {problem}; is the graph valid?") from error

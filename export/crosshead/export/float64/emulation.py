@@ -21,7 +21,8 @@ from onnx.reference.ops.op_einsum import Einsum
 from crosshead.export.artifact import FormError
 from crosshead.export.float64._formats import cut_to_bits, sum_in_float16, to_bits, to_float16
 from crosshead.export.float64._graph import Float64Graph
-from crosshead.export.float64._ops import FLOAT64_OPS, Multiplying, multiply
+from crosshead.export.float64._ops import FLOAT64_OPS
+from crosshead.export.float64._product import Multiplying, multiply
 
 MathMode = Literal["fp32", "tf32", "tf32-truncated", "bf16", "fp16", "fp16-accumulation", "fp16-accumulation-pairwise"]
 """How products are formed. `fp32` rounds nothing; the next four round the two factors and sum exactly, and the last two

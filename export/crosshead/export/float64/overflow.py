@@ -9,6 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from crosshead.export.float64._bodies import PLAIN
 from crosshead.export.float64._evaluator import describe
 from crosshead.export.float64._graph import Float64Graph
 from crosshead.export.float64._split import split
@@ -54,7 +55,7 @@ def first_overflow(model: onnx.ModelProto, cases: Mapping[str, _Arrays]) -> Over
     names, wider = _watched(model)
     if not names:
         return None
-    graph = Float64Graph.of(model)
+    graph = Float64Graph.of(model, PLAIN)
     found: list[tuple[str, float]] = []
 
     def watch(node: onnx.NodeProto, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -84,7 +85,7 @@ def _largest(array: Any, *, positive: bool = False) -> float:
 
 def _watched(model: onnx.ModelProto) -> tuple[dict[str, str], frozenset[str]]:
     """Return by value name, for what counts, which node to blame; and the names of the values of a wider type."""
-    opened = split(model).model
+    opened = split(model, PLAIN).model
     values = (*opened.graph.input, *opened.graph.value_info, *opened.graph.output)
     types = {value.name: value.type.tensor_type.elem_type for value in values}
     own = {name: node for node in model.graph.node for name in node.output if name}

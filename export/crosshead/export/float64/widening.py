@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 from onnx import TensorProto
 
+from crosshead.export.float64._bodies import PLAIN
 from crosshead.export.float64._graph import Float64Graph
 from crosshead.export.float64._split import strip, subgraphs, typed
 
@@ -21,7 +22,7 @@ def widen(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         FormError: a sparse constant, data that was not loaded, or bodies that cannot be opened.
     """
-    return Float64Graph.of(model).to_model()
+    return Float64Graph.of(model, PLAIN).to_model()
 
 
 # Significand bits, and largest exponent, of each float type that a Cast can lead to.
