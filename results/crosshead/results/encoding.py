@@ -1,4 +1,4 @@
-"""A run as JSON, and back.
+"""A record as JSON, and back.
 
 The JSON is strict (RFC 8259), and that has no word for numbers that are not finite. An infinite error must not turn
 into "not measured", so they are written as the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, as in the JSON of
@@ -10,7 +10,7 @@ import functools
 import math
 import types
 import typing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,8 +21,16 @@ from crosshead.results.records import SCHEMA, RunRecord
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+
 def encode_run(record: RunRecord) -> bytes:
-    """Return a run as indented UTF-8 JSON with a final newline; equal records give equal bytes.
+    """Return a run as `encode_record` does."""
+    return encode_record(record)
+
+
+def encode_record(record: msgspec.Struct) -> bytes:
+    """Return a record as indented UTF-8 JSON with a final newline; equal records give equal bytes.
 
     Free text is scrubbed of paths and names here, since this is the one way a record leaves the program.
     """
@@ -37,20 +45,36 @@ def decode_run(data: bytes | str) -> RunRecord:
         VersionError: the record has another schema version.
         StoreError: this is no JSON, or no record of a run.
     """
+    return decode_record(data, RunRecord, SCHEMA, "a run")
+
+
+def decode_record(data: bytes | str, kind: type[RecordT], schema: str, what: str) -> RecordT:
+    """Return the record that `encode_record` wrote. Fields that this version does not know are passed over.
+
+    Args:
+        data: JSON.
+        kind: of the record.
+        schema: of this version, `name/number`.
+        what: names the kind in messages, e.g. `a run`.
+
+    Raises:
+        VersionError: the record has another schema version.
+        StoreError: this is no JSON, or no record of that kind.
+    """
     try:
         tree = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise StoreError(f"the record is damaged, it is not valid JSON: {error}") from error
-    schema = tree.get("schema") if isinstance(tree, dict) else None
-    if not isinstance(schema, str) or not schema.startswith("crosshead.run/"):
-        raise StoreError(f'this is no record of a run: expected JSON with "schema": "{SCHEMA}"')
-    if schema != SCHEMA:
+    found = tree.get("schema") if isinstance(tree, dict) else None
+    if not isinstance(found, str) or found.partition("/")[0] != schema.partition("/")[0]:
+        raise StoreError(f'this is no record of {what}: expected JSON with "schema": "{schema}"')
+    if found != schema:
         raise VersionError(
-            f"the record is of schema {schema}, and this crosshead reads {SCHEMA}; "
+            f"the record is of schema {found}, and this crosshead reads {schema}; "
             f"read it with the crosshead that wrote it ({tree.get('crosshead', 'version not named')}), or run again"
         )
     try:
-        return msgspec.convert(_revive(tree, RunRecord), RunRecord)
+        return msgspec.convert(_revive(tree, kind), kind)
     except msgspec.ValidationError as error:
         raise StoreError(f"the record is damaged: {error}") from error
 

@@ -13,11 +13,11 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from crosshead.results.records import RunRecord
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 USER_MARK, HOST_MARK = "<user>", "<host>"
 
@@ -98,9 +98,9 @@ def scrub(text: str, identity: Identity | None = None) -> str:
         text = scrubbed
 
 
-def scrub_record(record: RunRecord) -> RunRecord:
+def scrub_record(record: RecordT) -> RecordT:
     """Return the record with its free text scrubbed; names that its parts refer to each other by stay."""
-    return msgspec.convert(scrub_tree(msgspec.to_builtins(record)), RunRecord)
+    return msgspec.convert(scrub_tree(msgspec.to_builtins(record)), type(record))
 
 
 def _scrub_once(text: str, known: Identity) -> str:

@@ -5,13 +5,8 @@ run goes on, or after it was interrupted, finds the last finished state. Nothing
 time in the middle of measuring, and only a power cut could tell.
 """
 
-import contextlib
-import errno
 import io
-import itertools
-import os
 import re
-import shutil
 import zipfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -22,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from crosshead.results._folder import RunFolder, make_folder, why
 from crosshead.results.encoding import decode_run, encode_run
 from crosshead.results.errors import StoreError, VersionError
 from crosshead.results.records import RunRecord
@@ -52,14 +48,12 @@ def new_run_id(now: datetime, source: str) -> str:
     return f"{now.astimezone(UTC):%Y-%m-%dT%H-%M-%S}-{slug or 'run'}"
 
 
-class RunStore:
+class RunStore(RunFolder):
     """One run on disk, open for writing. Make it with `create`."""
 
     def __init__(self, path: Path, record: RunRecord, *, made: Sequence[Path] = ()) -> None:
-        self.path = path
-        """The run's folder."""
+        super().__init__(path, made=made)
         self._record = record
-        self._made = made
         self._samples: dict[tuple[int, int], list[float]] = {}
         self._samples_changed = False
 
@@ -72,14 +66,7 @@ class RunStore:
         Raises:
             StoreError: the folder cannot be made or written, in one line.
         """
-        try:
-            made = [folder for folder in (out, *out.parents) if not folder.exists()]
-            out.mkdir(parents=True, exist_ok=True)
-            path = _make_unique(out / run_id)
-        except OSError as error:
-            raise StoreError(
-                f"cannot make a results folder in {out}: {_why(error)}; give another folder with --out"
-            ) from error
+        path, made = make_folder(out, run_id)
         store = cls(path, record, made=made)
         try:
             store.update(record)
@@ -87,11 +74,6 @@ class RunStore:
             store.discard()  # an empty folder is no run
             raise
         return store
-
-    @property
-    def run_id(self) -> str:
-        """Name of the folder, and the `id` of every record written."""
-        return self.path.name
 
     @property
     def record(self) -> RunRecord:
@@ -106,9 +88,9 @@ class RunStore:
         """
         record = msgspec.structs.replace(record, id=self.run_id)
         if self._samples_changed:
-            self._write(SAMPLES_FILE, _pack(self._samples))
+            self.write(SAMPLES_FILE, _pack(self._samples))
             self._samples_changed = False
-        self._write(RUN_FILE, encode_run(record))
+        self.write(RUN_FILE, encode_run(record))
         self._record = record
 
     def add_samples(self, cell_index: int, process_index: int, samples_s: Sequence[float]) -> None:
@@ -128,28 +110,7 @@ class RunStore:
         Raises:
             StoreError: the folder cannot be written, in one line.
         """
-        self._write(SUMMARY_FILE, text.encode("utf-8", "replace"))
-
-    def discard(self) -> None:
-        """Remove the run's folder with all that is in it, and those around it that `create` made; never fails."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            for folder in self._made:
-                folder.rmdir()  # only if nothing else is there
-
-    def _write(self, name: str, data: bytes) -> None:
-        temporary = self.path / f".{name}.{os.getpid()}"
-        try:
-            try:
-                temporary.write_bytes(data)
-                temporary.replace(self.path / name)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise StoreError(
-                f"cannot write {name} into {self.path}: {_why(error)}; what was written before is still there"
-            ) from error
+        self.write(SUMMARY_FILE, text.encode("utf-8", "replace"))
 
 
 def read_run(folder_or_file: Path) -> RunRecord:
@@ -166,7 +127,7 @@ def read_run(folder_or_file: Path) -> RunRecord:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {_why(error)}; expected a run's folder or its {RUN_FILE}") from error
+        raise StoreError(f"cannot read {path}: {why(error)}; expected a run's folder or its {RUN_FILE}") from error
     try:
         return decode_run(data)
     except VersionError as error:
@@ -203,26 +164,3 @@ def _pack(samples: dict[tuple[int, int], list[float]]) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes the keywords for `allow_pickle`
     return buffer.getvalue()
-
-
-def _make_unique(path: Path) -> Path:
-    names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
-    while True:
-        candidate = path.with_name(next(names))
-        with contextlib.suppress(FileExistsError):
-            candidate.mkdir()
-            return candidate
-
-
-def _why(error: OSError) -> str:
-    reasons = {
-        errno.ENOSPC: "the disk is full",
-        errno.EACCES: "permission denied",
-        errno.EROFS: "the file system is read-only",
-        errno.ENOTDIR: "a file is in the way",
-        errno.EEXIST: "a file is in the way",
-        errno.ENOENT: "it is not there",
-        errno.EISDIR: "it is a folder",
-    }
-    number = error.errno if error.errno is not None else 0
-    return reasons.get(number) or error.strerror or str(error)
