@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crosshead.export.artifact import Arrays, pack_arrays, unpack_arrays, write_whole
+from crosshead.export.artifact import Arrays, unpack_arrays, write_arrays
 from crosshead.harness.accuracy import Limits, launch
 from crosshead.harness.cells import Cell
 from crosshead.runtimes import Worker, WorkerError
@@ -48,7 +48,7 @@ class Runner:
                 unless it was the artifact that was refused.
             WorkerError: the worker is lost; the next question goes to a new one.
         """
-        write_whole(self._inputs, pack_arrays(inputs))
+        write_arrays(self._inputs, inputs)
         return self.run_file(self._inputs)
 
     def run_file(self, inputs: Path) -> Arrays:

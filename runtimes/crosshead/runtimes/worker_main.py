@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from crosshead.export.artifact import Artifact, pack_arrays, unpack_arrays, write_whole
+from crosshead.export.artifact import Artifact, unpack_arrays, write_arrays
 from crosshead.runtimes import messages, peaks, timing
 from crosshead.runtimes._environment import extend_import_path
 from crosshead.runtimes._scrub import one_line
@@ -175,7 +175,7 @@ class Server:
         started = time.perf_counter()
         outputs = session.run(inputs)
         call_s = time.perf_counter() - started
-        write_whole(Path(request.outputs), pack_arrays(outputs))
+        write_arrays(Path(request.outputs), outputs)
         placement = session.prove(inputs)
         details = session.details() if compile_s is not None else {}
         return messages.Ran(

@@ -1,15 +1,16 @@
 """The artifact: a graph, what it is, and the cases and float64 expectations that travel with it. Free of torch."""
 
-from crosshead.export.artifact._artifact import (
+from crosshead.export.artifact._arrays import (
     Arrays,
-    Artifact,
+    Readable,
+    StoredArray,
+    open_arrays,
     pack_arrays,
-    sha256_bytes,
-    sha256_file,
     unpack_arrays,
-    write_artifact,
+    write_arrays,
     write_whole,
 )
+from crosshead.export.artifact._artifact import Artifact, sha256_bytes, sha256_file, write_artifact
 from crosshead.export.artifact._cast import cast_module
 from crosshead.export.artifact._check import DTYPES, UNIT_ROUNDOFFS, is_inside
 from crosshead.export.artifact._errors import ArtifactError, CaptureError, ExportError, FormError, SourceError
@@ -48,18 +49,22 @@ __all__ = [
     "GraphVerdict",
     "Manifest",
     "Precision",
+    "Readable",
     "Source",
     "SourceError",
+    "StoredArray",
     "TensorSpec",
     "Yardstick",
     "cast_module",
     "check_plain",
     "import_factory",
     "is_inside",
+    "open_arrays",
     "pack_arrays",
     "sha256_bytes",
     "sha256_file",
     "unpack_arrays",
+    "write_arrays",
     "write_artifact",
     "write_whole",
 ]

@@ -7,20 +7,16 @@
 """
 
 import hashlib
-import io
 import os
 import shutil
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from crosshead.export.artifact._arrays import Arrays, Readable, open_arrays, unpack_arrays, write_whole
 from crosshead.export.artifact._check import manifest_fault
 from crosshead.export.artifact._errors import ArtifactError
 from crosshead.export.artifact._manifest import SCHEMA, CaseRecord, Manifest
@@ -29,8 +25,6 @@ from crosshead.export.artifact._plain import check_plain
 MODEL_FILE = "model.onnx"
 MANIFEST_FILE = "manifest.json"
 BLOBS = "blobs"
-
-Arrays = dict[str, NDArray[np.generic]]
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -42,55 +36,6 @@ def sha256_file(path: Path) -> str:
     """Return the hex digest of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def pack_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """Return `arrays` as the bytes of an `.npz` file; equal arrays give equal bytes.
-
-    bfloat16, which NumPy cannot store by itself, is kept as raw 16-bit words; the member's name says so.
-    """
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in sorted(arrays.items()):
-            bfloat16 = array.dtype.name == "bfloat16"
-            plain = array.view(np.uint16) if bfloat16 else array
-            member = zipfile.ZipInfo(f"{name}{_BF16 if bfloat16 else ''}.npy")  # its date stands still: 1980
-            with archive.open(member, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asanyarray(plain), allow_pickle=False)
-    return buffer.getvalue()
-
-
-def unpack_arrays(path: Path) -> Arrays:
-    """Read an `.npz` written by `pack_arrays`, or any other `.npz` of plain arrays.
-
-    Raises:
-        ArtifactError: the file is missing, truncated, a single array, or holds pickled objects.
-    """
-    try:
-        check_plain(path)
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ValueError("it holds one array without a name (np.savez(path, name=array) writes an archive)")
-            with archive:
-                arrays: Arrays = {}
-                for name in archive.files:
-                    array = archive[name]
-                    if not isinstance(array, np.ndarray):  # a member that is no array comes back as bytes
-                        raise ValueError(f"{name!r} is no array")
-                    if name.endswith(_BF16):
-                        import ml_dtypes
-
-                        arrays[name.removesuffix(_BF16)] = array.view(ml_dtypes.bfloat16)
-                    else:
-                        arrays[name] = array
-                return arrays
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        said = (error.strerror if isinstance(error, OSError) else None) or error  # without the path that OSError tells
-        raise ArtifactError(f"cannot read {path.name or path}: {said}; expected an .npz of plain arrays") from error
-
-
-_BF16 = "@bfloat16"
 
 
 @dataclass(frozen=True)
@@ -141,8 +86,28 @@ class Artifact:
         return unpack_arrays(self.inputs_path(case))
 
     def expected(self, case: str) -> Arrays:
-        """Read the float64 oracle's outputs of a case, by output name."""
-        return unpack_arrays(self.expected_path(case))
+        """Read the float64 oracle's outputs of a case, by output name.
+
+        Raises:
+            ArtifactError: the file cannot be read, or lacks an output.
+        """
+        expected = unpack_arrays(self.expected_path(case))
+        self._check_expected(case, expected)
+        return expected
+
+    def stored_expected(self, case: str) -> dict[str, Readable]:
+        """Return what `expected` does, with large arrays still on disk. Raises as `expected`."""
+        expected = open_arrays(self.expected_path(case))
+        self._check_expected(case, expected)
+        return expected
+
+    def _check_expected(self, case: str, expected: Mapping[str, Readable]) -> None:
+        for spec in self.manifest.outputs:
+            if spec.name not in expected:
+                raise ArtifactError(
+                    f"artifact {self.id}, case {case}: no expectation for output {spec.name!r}; "
+                    f"there are: {', '.join(expected) or 'none'}; export again"
+                )
 
     @staticmethod
     def load(folder: Path) -> "Artifact":
@@ -224,19 +189,6 @@ class _SchemaOnly(msgspec.Struct):
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as indented JSON with a final newline; equal manifests give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=2) + b"\n"
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file by a temporary file beside it and a rename, so that it is there whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)  # noqa: PTH101  # mkstemp makes 0600; an artifact is there to be shared
-        os.replace(temporary, path)  # noqa: PTH105  # both names are strings of the same folder
-    except BaseException:
-        os.unlink(temporary)  # noqa: PTH108
-        raise
 
 
 def write_artifact(
