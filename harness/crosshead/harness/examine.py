@@ -44,12 +44,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a stage found out about one subject; each list is appended to that of the run's record."""
+    """What a stage found out about one subject; each list is appended to that of the run's record.
+
+    `artifacts` are those whose manifest a stage changed, by id.
+    """
 
     stress: Sequence[CellRecord] = ()
     laws: Sequence[LawRecord] = ()
     noise: Sequence[NoiseRecord] = ()
     notices: Sequence[Notice] = ()
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
 
 
 Stage = Callable[[Subject], Findings]

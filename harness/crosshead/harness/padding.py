@@ -74,8 +74,7 @@ def valid(array: NDArray[np.generic], padded: Positions | None) -> NDArray[np.ge
 
 def whole_index(index: list[int], padded: Positions) -> list[int]:
     """Return the index in an output of an element that is told by its index among the valid positions."""
-    batch, position = np.argwhere(~padded)[index[0]]
-    return [int(batch), int(position), *index[1:]]
+    return [*map(int, np.argwhere(~padded)[index[0]]), *index[1:]]
 
 
 def padded_record(got: NDArray[np.generic], want: NDArray[np.generic], padded: Positions) -> PaddedRecord:

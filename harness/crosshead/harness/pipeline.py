@@ -23,8 +23,9 @@ from crosshead.harness.accuracy import (
 )
 from crosshead.harness.agreement import agreements
 from crosshead.harness.axes import BAKED, AxesProof, prove_axes
+from crosshead.harness.cause import find_causes
 from crosshead.harness.cells import Cell, choose_backends, make_cells
-from crosshead.harness.examine import Examination
+from crosshead.harness.examine import Examination, Stage
 from crosshead.harness.growth import measure_growth
 from crosshead.harness.overflow import overflow_notices
 from crosshead.harness.padding import padded_notices
@@ -32,6 +33,7 @@ from crosshead.harness.phases import OTHER, Phases
 from crosshead.harness.plan import Plan, default_threads
 from crosshead.harness.sources import ARTIFACTS, Prepared, prepare
 from crosshead.harness.stages import STAGES
+from crosshead.harness.stress import StressStage
 from crosshead.harness.timing import VOID_STEAL_SHARE, Timing
 from crosshead.harness.verdict import overall
 from crosshead.harness.visits import Visitor
@@ -112,7 +114,7 @@ class _Run:
     """One run under way. The record is written after every step, so that what is finished is never lost."""
 
     def __init__(self, plan: Plan, parts: tuple[Part, ...], progress: Progress) -> None:
-        self._plan = plan
+        self._plan = plan if "compare" in parts else msgspec.structs.replace(plan, stress=False)
         self._parts = parts
         self._progress = progress
         self._settings = plan.resolved_settings()
@@ -169,6 +171,10 @@ class _Run:
             self._update(agreements=found)
         if self._parts != ("bench",):
             self._prove_axes(scratch)
+        if "compare" in self._parts:
+            with self._phases.during("causes"):
+                causes = find_causes(visits, {artifact.id: artifact for artifact in self._artifacts}, self._record)
+            self._update(causes=causes)
         if "bench" in self._parts:
             self._grow(visits)
             self._measure(visits, prepared)
@@ -277,8 +283,9 @@ class _Run:
         """Ask every backend that ran for more than its cases: see `STAGES`."""
         folder = scratch / "examined"
         folder.mkdir()
+        stages: dict[str, Stage] = {"stress": StressStage()} if self._plan.stress else {}
         examination = Examination(
-            STAGES,
+            {**stages, **STAGES},
             limits=self._limits,
             tolerances=self._plan.tolerances,
             seed=self._plan.seed,
@@ -288,6 +295,7 @@ class _Run:
         )
         for found in examination.findings(visits, {artifact.id: artifact for artifact in self._artifacts}):
             self._notices += found.notices
+            self._artifacts = [found.artifacts.get(artifact.id, artifact) for artifact in self._artifacts]
             self._update(
                 stress=[*self._record.stress, *found.stress],
                 laws=[*self._record.laws, *found.laws],

@@ -61,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         tolerances: a person's own, in place of the derived rule.
         strict: suspect, weak and void count as failures.
         keep_training_mode: leave a module in training mode.
+        stress: whether `run` and `compare` also run the stress set.
     """
 
     source: str = DEFAULT_SOURCE
@@ -87,6 +88,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tolerances: Tolerances = Tolerances()
     strict: bool = False
     keep_training_mode: bool = False
+    stress: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what can be seen to be wrong before anything heavy is imported.

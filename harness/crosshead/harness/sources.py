@@ -92,7 +92,14 @@ def _export(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
     loaded = load_source(plan.source, options=plan.options, seed=plan.seed, keep_training_mode=plan.keep_training_mode)
     cases = cases_for(loaded, batches=plan.batches, lengths=plan.lengths, shapes=plan.shapes)
     artifacts = export_source(
-        loaded, cases, forms=pairs, out=out, precisions=plan.precisions, exporter=plan.exporter, on_step=on_step
+        loaded,
+        cases,
+        forms=pairs,
+        out=out,
+        precisions=plan.precisions,
+        exporter=plan.exporter,
+        stress=plan.stress,
+        on_step=on_step,
     )
     flops = {}
     if loaded.block is not None:

@@ -9,12 +9,12 @@ EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 def overall(record: RunRecord) -> RunResult:
     """Return fail, suspect or pass: the worst of all that was judged; suspect if nothing was."""
-    outputs = [output.verdict for cell in record.cells for output in cell.outputs]
+    outputs = [output.verdict for cell in (*record.cells, *record.stress) for output in cell.outputs]
     graphs = [artifact.graph.verdict for artifact in record.artifacts]
     failed = (
         "fail" in graphs
         or "fail" in outputs
-        or any(cell.status == "failed" for cell in record.cells)
+        or any(cell.status == "failed" for cell in (*record.cells, *record.stress))
         or any(agreement.verdict == "fail" for agreement in record.agreements)
         or any(law.verdict == "fail" for law in record.laws)
     )

@@ -95,10 +95,10 @@ class HistogramRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaddedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The padded positions of one output, which decide nothing.
+    """The padded positions of one output, or other rows of it that decide nothing.
 
     Attributes:
-        positions: how many there are, of (batch, seq).
+        positions: how many there are.
         max_abs: largest absolute error among the elements that are finite on both sides.
         rel_l2: ||y - o||2 / ||o||2 over these positions.
         nonfinite: NaN and Inf that the backend gave there.
@@ -130,6 +130,7 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
         nan, expected_nan, inf, expected_inf: counts on both sides.
         argmax_agreement: share of rows with the same argmax; None where the last axis is no distribution.
         padded: what stands at padded positions, where the case has some; every other field is of the valid ones.
+        apart: the same, by reason, of other rows that decide nothing: `fully masked`, `beyond fp16`, …
     """
 
     name: str
@@ -157,6 +158,7 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
     argmax_agreement: float | None = None
     histogram: HistogramRecord | None = None
     padded: PaddedRecord | None = None
+    apart: dict[str, PaddedRecord] = {}
 
 
 class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
