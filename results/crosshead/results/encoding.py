@@ -48,7 +48,7 @@ def decode_run(data: bytes | str) -> RunRecord:
     return decode_record(data, RunRecord, SCHEMA, "a run")
 
 
-def decode_record(data: bytes | str, kind: type[RecordT], schema: str, what: str) -> RecordT:
+def decode_record(data: bytes | str, kind: type[RecordT], schema: str, what: str = "this kind") -> RecordT:
     """Return the record that `encode_record` wrote. Fields that this version does not know are passed over.
 
     Args:

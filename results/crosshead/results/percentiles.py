@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.99
 """How sure one must be that the samples reach up to the percentile."""
@@ -35,7 +36,7 @@ def samples_needed(p: float, confidence: float = CONFIDENCE) -> int:
     return max(1, math.ceil(math.log1p(-confidence) / math.log(p)))
 
 
-def percentile_or_missing(samples: Sequence[float], p: float) -> tuple[float | None, int]:
+def percentile_or_missing(samples: Sequence[float] | NDArray[np.float64], p: float) -> tuple[float | None, int]:
     """Return the p-quantile and 0, or None and how many more samples it would take.
 
     Args:
