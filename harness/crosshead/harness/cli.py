@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from crosshead.harness.options import BACKENDS, EXPORT, MEASURING, OUTPUT, TOLERANCES
+from crosshead.harness.options import BACKENDS, EXPORT, MEASURING, OUTPUT, STRESS, TOLERANCES
 
 if TYPE_CHECKING:
     from crosshead.harness.pipeline import Finished, Progress
@@ -43,6 +43,7 @@ def cli() -> None:
 @EXPORT
 @BACKENDS
 @TOLERANCES
+@STRESS
 @MEASURING
 @OUTPUT
 def run(**given: Any) -> int:
@@ -65,6 +66,7 @@ def export(**given: Any) -> int:
 @EXPORT
 @BACKENDS
 @TOLERANCES
+@STRESS
 @OUTPUT
 def compare(**given: Any) -> int:
     """Compare outputs of every backend with a float64 oracle, or two .onnx files with each other."""

@@ -155,6 +155,14 @@ TOLERANCES = together(
     ]
 )
 
+STRESS = together(
+    [
+        click.option(
+            "--stress/--no-stress", "stress", default=True, help="Also small inputs that find faults.  [stress]"
+        ),
+    ]
+)
+
 MEASURING = together(
     [
         click.option(

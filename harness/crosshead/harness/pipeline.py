@@ -441,6 +441,7 @@ def _artifact_record(artifact: Artifact, proof: AxesProof) -> ArtifactRecord:
         ops=manifest.ops,
         graph=proof.judged(msgspec.convert(msgspec.to_builtins(manifest.graph), GraphRecord)),
         axes=proof.axes,
+        stress_left_out=manifest.stress_left_out,
         notices=[Notice(code=n.code, message=n.message, where=n.where or manifest.id) for n in manifest.notices],
     )
 

@@ -24,6 +24,7 @@ BASELINE_BACKEND = "torch-eager"
 _SOURCE_BACKENDS = "torch-"
 """Backends whose names begin so run the PyTorch source; the artifact gives them weights alone."""
 
+_NOT_RIGHT = ("suspect", "FAIL", "failed")
 _SEVERITY = {"pass": 0, "suspect": 1, "fail": 2}
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
@@ -98,9 +99,7 @@ def make_rows(record: RunRecord) -> list[Row]:
 def _make_row(record: RunRecord, cell: CellRecord, unit: str | None, titles: dict[str, str], show_threads: bool) -> Row:
     row = Row(
         case=cell.case,
-        artifact=_module_title(record, cell)
-        if cell.backend.startswith(_SOURCE_BACKENDS)
-        else titles.get(cell.artifact, cell.artifact),
+        artifact=subject_title(record, cell, titles),
         backend=f"{cell.backend} ({cell.threads} threads)" if show_threads else cell.backend,
         verdict=verdict_word(cell),
         reasons=_reasons(cell),
@@ -121,8 +120,16 @@ def _make_row(record: RunRecord, cell: CellRecord, unit: str | None, titles: dic
     return Row(**{**vars(row), **figures})
 
 
-def _module_title(record: RunRecord, cell: CellRecord) -> str:
-    """Return what stands for the form where the module itself was run: its precision, unless there is one for all."""
+def subject_title(record: RunRecord, cell: CellRecord, titles: dict[str, str]) -> str:
+    """Return what was run: the title of the artifact; of the module itself its precision, unless there is one for all.
+
+    Args:
+        record: the run.
+        cell: one of its cells.
+        titles: of `artifact_titles`.
+    """
+    if not cell.backend.startswith(_SOURCE_BACKENDS):
+        return titles.get(cell.artifact, cell.artifact)
     precisions = {artifact.id: artifact.precision for artifact in record.artifacts}
     return "module" if len(set(precisions.values())) < 2 else f"module {precisions.get(cell.artifact, '')}".strip()
 
@@ -309,6 +316,8 @@ def closing_sentence(record: RunRecord) -> str:
     bad_graphs = sum(artifact.graph.verdict == "fail" for artifact in record.artifacts)
     if bad_graphs:
         parts.append(f"{bad_graphs} of {len(record.artifacts)} graphs FAIL")
+    hard = Counter(verdict_word(cell) for cell in record.stress)
+    parts += [f"{hard[word]} of {len(record.stress)} stress cases {word}" for word in _NOT_RIGHT if hard[word]]
     verdict = (record.verdict or "none").replace("fail", "FAIL")
     head = f"Verdict: {verdict}" if record.finished else "Unfinished: the run was interrupted"
     sentence = f"{head}. {', '.join(parts)}." if parts else f"{head}."

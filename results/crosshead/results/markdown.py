@@ -16,6 +16,7 @@ from crosshead.results._rows import (
     make_rows,
     source_line,
 )
+from crosshead.results._stress_lines import left_out_line, stress_lines
 from crosshead.results.privacy import scrub_record
 from crosshead.results.records import RunRecord
 
@@ -44,11 +45,25 @@ def summary(record: RunRecord) -> str:
         notes = footnotes(record)
         if notes:
             parts.append(_text(" ".join(notes)))
+    parts += _stress(record)
     notices = all_notices(record)
     if notices:
         lines = [f"- `{n.code}`: {_text(n.message)}" + (f" ({_text(n.where)})" if n.where else "") for n in notices]
         parts += ["## Notices", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def _stress(record: RunRecord) -> list[str]:
+    lines = stress_lines(record)
+    if not lines:
+        return []
+    heads = ("artifact", "backend", "verdict", "cases", "worst that passes", "rows told apart")
+    table = [(each.artifact, each.backend, each.verdict, each.counts, each.worst, each.apart) for each in lines]
+    parts = ["## Stress set", _table(heads, table)]
+    reasons = [f"- {each.artifact}, {each.backend}: {reason}" for each in lines for reason in each.reasons]
+    parts += ["\n".join(_text(reason) for reason in reasons)] if reasons else []
+    left_out = left_out_line(record)
+    return [*parts, _text(f"Left out: {left_out}.")] if left_out else parts
 
 
 def _cells(row: Row) -> tuple[str, ...]:

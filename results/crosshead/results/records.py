@@ -45,7 +45,7 @@ class ArtifactRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One artifact of the run. `path` is relative to the run's folder; `ops` counts nodes by `domain::op`.
 
     `axes` says of each dynamic axis `proved: 1, 11` (sizes it was run at) or `not proved: …` with the reason; it is
-    empty where nothing was asked.
+    empty where nothing was asked. `stress_left_out` says by name why a case of the stress set is not there.
     """
 
     id: str
@@ -61,6 +61,7 @@ class ArtifactRecord(msgspec.Struct, frozen=True, kw_only=True):
     graph: GraphRecord
     notices: list[Notice] = []
     axes: dict[str, str] = {}
+    stress_left_out: dict[str, str] = {}
 
 
 class ProviderRecord(msgspec.Struct, frozen=True, kw_only=True):

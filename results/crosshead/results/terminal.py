@@ -27,6 +27,7 @@ from crosshead.results._rows import (
     make_rows,
     source_line,
 )
+from crosshead.results._stress_lines import stress_lines
 from crosshead.results.records import RunRecord
 
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -117,6 +118,13 @@ def render_run(record: RunRecord, console: Console) -> None:
         _render_rows(rows, console)
         for note in footnotes(record):
             _print(console, (note, "dim"))
+    if record.stress:
+        console.print()
+    for line in stress_lines(record):
+        colour = _COLOURS.get(line.verdict, "")
+        _print(console, (f"stress {line.artifact} {line.backend}: ", ""), (line.sentence, colour))
+        for reason in line.reasons:
+            _print(console, (f"    {reason}", colour))
     notices = all_notices(record)
     if notices:
         console.print()
