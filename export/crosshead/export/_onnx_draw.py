@@ -1,7 +1,6 @@
 """Inputs for a bare .onnx: sizes for its symbolic axes, arrays from an .npz, and the rest drawn. Free of torch."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import ml_dtypes  # noqa: F401  # teaches NumPy the name bfloat16
 import numpy as np
@@ -11,30 +10,13 @@ from onnx import numpy_helper
 
 from crosshead.export._graph_file import nodes_of
 from crosshead.export._records import floating_dtype
-from crosshead.export.artifact import Arrays, ArtifactError, SourceError, TensorSpec, unpack_arrays
+from crosshead.export.artifact import Arrays, SourceError, TensorSpec
 from crosshead.export.case import Shape
 
 # Nodes that hand whole numbers on as they are.
 _PASSING = {"Cast", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 
 _Range = tuple[int, int]
-
-
-def read_inputs(specs: Sequence[TensorSpec], path: Path) -> Arrays:
-    """Read the arrays that a person gives.
-
-    Raises:
-        SourceError: the file cannot be read, or it holds an array for no input of the graph.
-    """
-    try:
-        arrays = unpack_arrays(path)
-    except ArtifactError as error:
-        raise SourceError(f"--inputs: {error}") from error
-    known = [spec.name for spec in specs]
-    for name in arrays:
-        if name not in known:
-            raise SourceError(f"{path.name} holds an array {name!r}; the graph's inputs are: {', '.join(known)}")
-    return arrays
 
 
 def resolve_shapes(

@@ -20,6 +20,7 @@ from crosshead.export.artifact import (
     sha256_bytes,
 )
 from crosshead.export.case import Case
+from crosshead.export.user_cases import bind_outputs
 
 Sensitivities = Mapping[str, tuple[float, float]]
 """By output name: over the whole output, and over its worst row."""
@@ -54,6 +55,11 @@ def record_cases(
             data = pack_arrays(arrays)
             digests.append(sha256_bytes(data))
             blobs[f"{digests[-1]}.npz"] = data
+        given = None
+        if case.given:
+            data = pack_arrays(bind_outputs(case.given, list(expected[case.name]), case.name))
+            given = sha256_bytes(data)
+            blobs[f"{given}.npz"] = data
         yardsticks = {
             name: Yardstick(sensitivity=whole, sensitivity_row=row, unit_roundoff=UNIT_ROUNDOFFS[precision])
             for name, (whole, row) in sensitivities[case.name].items()
@@ -67,6 +73,7 @@ def record_cases(
                 inputs_sha256=digests[0],
                 expected_sha256=digests[1],
                 yardsticks=yardsticks,
+                given_sha256=given,
             )
         )
     return CaseFiles(tuple(records), blobs)

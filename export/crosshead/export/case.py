@@ -27,12 +27,14 @@ class Case:
         reason: why it is there, in one sentence.
         seed: of what was drawn.
         inputs: by input name, in the graph's order.
+        given: outputs that must come out beside the oracle's, as a person gave them, with the names they came under.
     """
 
     name: str
     reason: str
     seed: int
     inputs: Arrays
+    given: tuple[tuple[str, NDArray[np.generic]], ...] = ()
 
 
 def cases_for(

@@ -4,6 +4,7 @@ There is no module behind it, so the graph question is answered "not-asked". Fre
 models can do this too.
 """
 
+import itertools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import onnx
 from onnx import helper
 
 from crosshead.export._graph_file import count_ops, nodes_of, opset_of, tensor_specs
-from crosshead.export._onnx_draw import draw_inputs, index_ranges, read_inputs, resolve_shapes
+from crosshead.export._onnx_draw import draw_inputs, index_ranges, resolve_shapes
 from crosshead.export._onnx_load import external_files, load_onnx, read_model
 from crosshead.export._onnx_pair import compare_graphs
 from crosshead.export._records import artifact_id, check_fit, precision_of, record_cases
@@ -34,6 +35,7 @@ from crosshead.export.artifact import (
 )
 from crosshead.export.case import Case, Shape, case_name, keeps_nothing
 from crosshead.export.float64 import evaluate_float64, graph_sensitivity
+from crosshead.export.user_cases import Given, read_given
 
 OnStep = Callable[[str], None]
 
@@ -62,7 +64,7 @@ def onnx_cases(
     path: Path,
     *,
     shapes: Mapping[str, Sequence[Shape]] = {},
-    inputs: Path | None = None,
+    inputs: Path | Sequence[Path | str] | None = None,
     seed: int = 0,
 ) -> list[Case]:
     """Make the cases of a bare .onnx.
@@ -71,12 +73,13 @@ def onnx_cases(
         path: the model.
         shapes: by input name, one shape for every case, or one shape for all of them; symbolic axes that two inputs
             share need be given once.
-        inputs: an `.npz` with arrays by input name; inputs that it leaves out are drawn.
+        inputs: where cases come from that a person brings (see `read_given`): an `.npz`, folders `test_data_set_N`,
+            functions. Inputs that they leave out are drawn.
         seed: of what is drawn.
 
     Returns:
-        One case, named by its shapes, or `inputs` where an `.npz` was given, or `fixed` where nothing was; one a shape
-        where several were given.
+        One case, named by its shapes, or `inputs` where one `.npz` was given, or `fixed` where nothing was; one a shape
+        where several were given; and where cases come from other sources than one `.npz`, these under their own names.
 
     Raises:
         SourceError: the file cannot be read; an axis has no size; an array or a shape does not fit; a whole-number
@@ -84,22 +87,36 @@ def onnx_cases(
     """
     model = load_onnx(path)
     specs, _ = _signature(path.name, model)
-    arrays = read_inputs(specs, inputs) if inputs is not None else {}
+    sources = [] if inputs is None else [inputs] if isinstance(inputs, Path) else list(inputs)
+    brought = read_given(sources, [spec.name for spec in specs], seed)
     ranges = index_ranges(_inferred(model))
     count = max((len(each) for each in shapes.values()), default=1)
     for name, each in shapes.items():
         if len(each) not in (1, count):
             raise SourceError(f"input {name!r} was given {len(each)} shapes, another one {count}; give it 1 or {count}")
+    lone = len(sources) == 1 and Path(sources[0]).suffix == ".npz"
+    if brought and not lone and count > 1:
+        raise SourceError("cases that are given are run at one shape each; give --shape one shape an input")
     cases: dict[str, Case] = {}
-    for index in range(count):
+    for index, given in itertools.product(range(count), brought or [Given("fixed", "", {})]):
         wanted = {name: tuple(each[index % len(each)]) for name, each in shapes.items()}
-        resolved = resolve_shapes(path.name, specs, arrays, wanted)
-        drawn = draw_inputs(path.name, [spec for spec in specs if spec.name not in arrays], resolved, ranges, seed)
-        name = case_name(wanted) if wanted else "inputs" if arrays else "fixed"
-        given = f"{', '.join(arrays)} as given" if arrays else ""
-        told = "; ".join(part for part in (given, f"{', '.join(drawn)} drawn" if drawn else "") if part)
+        resolved = resolve_shapes(path.name, specs, given.inputs, wanted)
+        drawn = draw_inputs(
+            path.name, [spec for spec in specs if spec.name not in given.inputs], resolved, ranges, seed
+        )
+        if not brought or lone:
+            name = case_name(wanted) if wanted else "inputs" if given.inputs else "fixed"
+        else:
+            name = given.name
+        told = f"{', '.join(given.inputs)} {given.told}" if given.inputs else ""
+        told = "; ".join(part for part in (told, f"{', '.join(drawn)} drawn" if drawn else "") if part)
+        arrays = {**given.inputs, **drawn}
         case = Case(
-            name, told or "a graph without inputs", seed, {spec.name: {**arrays, **drawn}[spec.name] for spec in specs}
+            name,
+            told or "a graph without inputs",
+            seed,
+            {spec.name: arrays[spec.name] for spec in specs},
+            given.outputs,
         )
         check_fit(specs, case)
         cases[name] = case
@@ -179,9 +196,8 @@ def against_onnx_file(first: Artifact, path: Path, *, out: Path, on_step: OnStep
     manifest = msgspec.structs.replace(
         manifest, id=identity, graph=verdict, cases=first.manifest.cases, notices=tuple(notices)
     )
-    names = [record.name for record in first.manifest.cases]
-    files = [file for name in names for file in (first.inputs_path(name), first.expected_path(name))]
-    blobs = {file.name: file.read_bytes() for file in files}
+    digests = {digest for record in first.manifest.cases for digest in record.digests}
+    blobs = {f"{digest}.npz": first.blob_path(digest).read_bytes() for digest in sorted(digests)}
     return _write(path, manifest, blobs, out)
 
 

@@ -73,13 +73,17 @@ class Artifact:
         known = ", ".join(case.name for case in self.manifest.cases) or "none"
         raise ArtifactError(f"artifact {self.id} has no case {name!r}; it carries: {known}")
 
+    def blob_path(self, digest: str) -> Path:
+        """Path of the `.npz` of a digest."""
+        return self.folder / BLOBS / f"{digest}.npz"
+
     def inputs_path(self, case: str) -> Path:
         """Path of the `.npz` with the inputs of a case."""
-        return self.folder / BLOBS / f"{self.case(case).inputs_sha256}.npz"
+        return self.blob_path(self.case(case).inputs_sha256)
 
     def expected_path(self, case: str) -> Path:
         """Path of the `.npz` with the float64 oracle's outputs of a case."""
-        return self.folder / BLOBS / f"{self.case(case).expected_sha256}.npz"
+        return self.blob_path(self.case(case).expected_sha256)
 
     def inputs(self, case: str) -> Arrays:
         """Read the input arrays of a case, by input name."""
@@ -108,6 +112,11 @@ class Artifact:
                     f"artifact {self.id}, case {case}: no expectation for output {spec.name!r}; "
                     f"there are: {', '.join(expected) or 'none'}; export again"
                 )
+
+    def given(self, case: str) -> Arrays:
+        """Read the outputs that a person gave with the inputs of a case, by output name; empty where there are none."""
+        digest = self.case(case).given_sha256
+        return {} if digest is None else unpack_arrays(self.blob_path(digest))
 
     @staticmethod
     def load(folder: Path) -> "Artifact":
@@ -143,7 +152,7 @@ class Artifact:
         wanted = {Path(MODEL_FILE): self.manifest.model_sha256}
         wanted |= {Path(name): digest for name, digest in self.manifest.external_sha256.items()}
         for case in self.manifest.all_cases:
-            for digest in (case.inputs_sha256, case.expected_sha256):
+            for digest in case.digests:
                 wanted[Path(BLOBS, f"{digest}.npz")] = digest
         if self.manifest.weights_sha256 is not None:
             wanted[Path(BLOBS, f"{self.manifest.weights_sha256}.safetensors")] = self.manifest.weights_sha256

@@ -77,6 +77,8 @@ def _digest_faults(manifest: Manifest) -> Iterator[str]:
     for case in manifest.all_cases:
         digests[f"inputs of case {case.name!r}"] = case.inputs_sha256
         digests[f"expectation of case {case.name!r}"] = case.expected_sha256
+        if case.given_sha256 is not None:
+            digests[f"given outputs of case {case.name!r}"] = case.given_sha256
     for what, digest in digests.items():
         if not _DIGEST.fullmatch(digest):
             yield f"{what}: expected 64 hexadecimal digits, got {digest!r:.80}"
@@ -110,8 +112,8 @@ def _case_faults(case: CaseRecord, outputs: set[str], manifest: Manifest) -> Ite
         at = f"{where}, output {name!r}"
         if name not in outputs:
             yield f"{at}: there is no such output"
-        terms = (yardstick.sensitivity, yardstick.sensitivity_row, yardstick.native or 0.0, yardstick.native_row or 0.0)
-        for term in terms:
+        native = (yardstick.native, yardstick.native_row, yardstick.native_rounded)
+        for term in (yardstick.sensitivity, yardstick.sensitivity_row, *(each or 0.0 for each in native)):
             if not (math.isfinite(term) and term >= 0):
                 yield f"{at}: expected finite yardsticks of at least 0, got {term}"
         # Of two files that are compared, the second one travels with the yardsticks of the first.

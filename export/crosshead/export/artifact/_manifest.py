@@ -61,6 +61,8 @@ class Yardstick(msgspec.Struct, frozen=True, kw_only=True):
         native: the source framework's own error at this precision; None for a bare `.onnx`, or where it has NaN or Inf.
         sensitivity: how far the float64 oracle moves when inputs and weights move by one unit roundoff.
         unit_roundoff: 2^-24 for fp32, 2^-11 for fp16, 2^-8 for bf16.
+        native_rounded: the source framework's own error against the float64 value on inputs and weights that are
+            rounded already; fp16 only.
     """
 
     sensitivity: float
@@ -68,6 +70,7 @@ class Yardstick(msgspec.Struct, frozen=True, kw_only=True):
     unit_roundoff: float
     native: float | None = None
     native_row: float | None = None
+    native_rounded: float | None = None
 
 
 class Apart(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +101,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         noise: by output name, how far two float64 evaluations of the module on other random numbers lie apart: relative
             L2, or the share that differs of whole numbers and booleans. Empty where the module draws none.
         apart: rows that decide nothing; of those in `Manifest.stress_cases` alone.
+        given_sha256: digest of the blob holding outputs that a person gave with the inputs (`.npz`); None without.
     """
 
     name: str
@@ -109,6 +113,12 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     sizes: dict[str, int] = {}
     noise: dict[str, float] = {}
     apart: tuple[Apart, ...] = ()
+    given_sha256: str | None = None
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of all its blobs."""
+        return (self.inputs_sha256, self.expected_sha256, *([self.given_sha256] if self.given_sha256 else []))
 
 
 class GraphVerdict(msgspec.Struct, frozen=True, kw_only=True):
