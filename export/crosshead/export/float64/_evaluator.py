@@ -23,6 +23,12 @@ Watch = Callable[[onnx.NodeProto, Sequence[Any], Sequence[Any]], None]
 
 _REFERENCE_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 
+_NONE = "no definition of it is known here"
+_UNKNOWN = {
+    "com.microsoft.nchwc": "its data stands in blocks of channels as kernels of ONNX Runtime want them; optimise the "
+    "graph below 'all'"
+}
+
 
 class Evaluator(ReferenceEvaluator):
     """The reference evaluator, which by itself keeps every intermediate result until the end.
@@ -47,7 +53,7 @@ class Evaluator(ReferenceEvaluator):
             if refused is not None:
                 raise FormError(f"{describe(node)} cannot be evaluated in float64: {refused.reason}")
             if node.domain not in _REFERENCE_DOMAINS and (node.domain, node.op_type) not in own:
-                raise FormError(f"{describe(node)} cannot be evaluated in float64: no definition of it is known here")
+                raise FormError(f"{describe(node)} cannot be evaluated in float64: {_UNKNOWN.get(node.domain, _NONE)}")
         try:
             return Evaluator(model, new_ops=list(ops))
         except Exception as error:  # the reference raises RuntimeError, NotImplementedError, AttributeError and more

@@ -1,12 +1,10 @@
 """Operators that `onnx.reference` computes in float32, or wrongly: our float64 definitions, and the reason for each.
 
-The evaluator reads `FLOAT64_OPS`; a contrib operator that a form uses gets its definition here in the same way, with
-`op_domain` set. What has no definition here and none to be trusted there stands in `DEVIATIONS`, and is refused. Both
-lists come from evaluating the ONNX standard's own node cases, 1,395 of them with float inputs, in float64.
+The evaluator reads `FLOAT64_OPS`, in which the operators of ONNX Runtime's own domain stand as well. What has no
+definition there and none to be trusted in `onnx.reference` stands in `DEVIATIONS`, and is refused. Both lists come from
+evaluating the ONNX standard's own node cases, 1,395 of them with float inputs, in float64.
 """
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,24 +14,19 @@ from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
 from crosshead.export.float64._attention import Attention
+from crosshead.export.float64._contrib import CONTRIB_OPS
+from crosshead.export.float64._contrib_attention import CONTRIB_ATTENTION_OPS
+from crosshead.export.float64._erf import erf
 from crosshead.export.float64._product import Multiplying
 
 _Array = NDArray[Any]
-
-
-def _erf() -> Callable[[_Array], _Array]:
-    try:
-        from scipy.special import erf
-    except ModuleNotFoundError:  # scipy is an extra; libm's erf is as exact, about ten times slower
-        return np.vectorize(math.erf, otypes=[np.float64])
-    return erf  # type: ignore[no-any-return]  # scipy ships no types
 
 
 class Erf(OpRun):
     """The error function; the reference rounds it to float32 (`np.vectorize(erf, otypes=["f"])`)."""
 
     def _run(self, x: _Array) -> tuple[_Array]:
-        return (np.asarray(_erf()(x), dtype=x.dtype),)
+        return (erf(x).astype(x.dtype),)
 
 
 class GatherElements(OpRun):
@@ -144,4 +137,14 @@ def deviation(node: onnx.NodeProto) -> Deviation | None:
     return next((entry for entry in DEVIATIONS if entry.op == node.op_type), None)
 
 
-FLOAT64_OPS: tuple[type[OpRun], ...] = (Attention, Erf, GatherElements, Gemm, LogSoftmax, MatMul, Softmax)
+FLOAT64_OPS: tuple[type[OpRun], ...] = (
+    Attention,
+    Erf,
+    GatherElements,
+    Gemm,
+    LogSoftmax,
+    MatMul,
+    Softmax,
+    *CONTRIB_OPS,
+    *CONTRIB_ATTENTION_OPS,
+)
