@@ -17,6 +17,7 @@ DIMENSIONLESS = {
     "CellRecord": {"threads", "settings"},
     "ComparisonRecord": {"ratio", "ci_low", "ci_high"},
     "EnvironmentRecord": {"cores", "physical_cores", "cpu_quota", "load_1m"},
+    "GivenRecord": {"rel_l2", "yardsticks"},
     "GpuRecord": {"other_processes"},
     "GraphRecord": {"rel_l2", "literal_sensitivity"},
     "GrowthRecord": {"calls", "shapes"},

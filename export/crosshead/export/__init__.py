@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from crosshead.export.forms import DEFAULT_OPSETS, FORM_OPSETS, check_form, lower
     from crosshead.export.onnx_file import against_onnx_file, export_onnx_file, onnx_cases, onnx_signature
     from crosshead.export.source import LoadedSource, load_source
+    from crosshead.export.user_cases import with_given_cases
 
 _HOMES = {
     "Artifact": "artifact",
@@ -45,6 +46,7 @@ _HOMES = {
     "onnx_signature": "onnx_file",
     "relative_l2": "error",
     "relative_l2_row": "error",
+    "with_given_cases": "user_cases",
 }
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "onnx_signature",
     "relative_l2",
     "relative_l2_row",
+    "with_given_cases",
 ]
 
 

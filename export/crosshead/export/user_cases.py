@@ -26,6 +26,7 @@ from crosshead.export.artifact import (
     import_factory,
     unpack_arrays,
 )
+from crosshead.export.case import Case
 
 MOST_GENERATED: Final = 64
 """Cases that one function may yield."""
@@ -74,6 +75,26 @@ def read_given(sources: Sequence[Path | str], input_names: Sequence[str], seed: 
         for given in _read(str(source), input_names, seed):
             found.append(_renamed(given, {other.name for other in found}))
     return found
+
+
+def with_given_cases(
+    cases: Sequence[Case], sources: Sequence[Path | str], input_names: Sequence[str], seed: int
+) -> list[Case]:
+    """Return the usual cases of a module, and those that a person brings after them, under names of their own.
+
+    Raises:
+        SourceError: as `read_given`.
+    """
+    found = list(cases)
+    for given in read_given(sources, input_names, seed):
+        named = _renamed(given, {case.name for case in found})
+        reason = f"{', '.join(named.inputs)} {named.told}"
+        found.append(Case(named.name, reason, seed, _ordered(named.inputs, input_names), named.outputs))
+    return found
+
+
+def _ordered(arrays: Arrays, names: Sequence[str]) -> Arrays:
+    return {name: arrays[name] for name in names if name in arrays}
 
 
 def bind_outputs(outputs: Named, names: Sequence[str], case: str) -> Arrays:

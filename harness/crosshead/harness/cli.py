@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from crosshead.harness.options import BACKENDS, EXPORT, MEASURING, OUTPUT, STRESS, TOLERANCES
+from crosshead.harness.options import BACKENDS, EXPORT, MEASURING, OUTPUT, SAVING, STRESS, TOLERANCES
 
 if TYPE_CHECKING:
     from crosshead.harness.pipeline import Finished, Progress
@@ -44,6 +44,7 @@ def cli() -> None:
 @BACKENDS
 @TOLERANCES
 @STRESS
+@SAVING
 @MEASURING
 @OUTPUT
 def run(**given: Any) -> int:
@@ -67,6 +68,7 @@ def export(**given: Any) -> int:
 @BACKENDS
 @TOLERANCES
 @STRESS
+@SAVING
 @OUTPUT
 def compare(**given: Any) -> int:
     """Compare outputs of every backend with a float64 oracle, or two .onnx files with each other."""

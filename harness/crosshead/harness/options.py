@@ -125,7 +125,9 @@ EXPORT = together(
         click.option("--batch", "batches", type=Sizes(), default="1,8", show_default=True, help="Blocks: batch sizes."),
         click.option("--seq", "lengths", type=Sizes(), default="128", show_default=True, help="Blocks: token counts."),
         click.option("--shape", "shapes", type=NamedShapes(), multiple=True, help="Other sources: shapes of an input."),
-        click.option("--inputs", type=click.Path(path_type=Path), help="Arrays for a bare .onnx (.npz)."),
+        click.option(
+            "--inputs", multiple=True, help="Your cases: .npz, test_data_set folder, file.py:function; repeatable."
+        ),
         click.option("--keep-training-mode", is_flag=True, help="Do not switch the module to eval."),
         click.option("--seed", type=int, default=0, show_default=True, help="Of weights, inputs and order."),
     ]
@@ -152,6 +154,13 @@ TOLERANCES = together(
         ),
         click.option("--atol", "atols", type=MaybeNamed(), multiple=True, help="The same; a part not given is 0."),
         click.option("--budget", "budgets", type=MaybeNamed(), multiple=True, help="Largest relative L2 error."),
+    ]
+)
+
+SAVING = together(
+    [
+        click.option("--save-inputs", type=click.Path(path_type=Path), help="Folder for an .npz a case."),
+        click.option("--save-outputs", type=click.Path(path_type=Path), help="Folder for an .npz a cell."),
     ]
 )
 

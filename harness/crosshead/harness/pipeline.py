@@ -26,11 +26,13 @@ from crosshead.harness.axes import BAKED, AxesProof, prove_axes
 from crosshead.harness.cause import find_causes
 from crosshead.harness.cells import Cell, choose_backends, make_cells
 from crosshead.harness.examine import Examination, Stage
+from crosshead.harness.given import with_given
 from crosshead.harness.growth import measure_growth
 from crosshead.harness.overflow import overflow_notices
 from crosshead.harness.padding import padded_notices
 from crosshead.harness.phases import OTHER, Phases
 from crosshead.harness.plan import Plan, default_threads
+from crosshead.harness.saved import save_inputs, save_outputs
 from crosshead.harness.sources import ARTIFACTS, Prepared, prepare
 from crosshead.harness.stages import STAGES
 from crosshead.harness.stress import StressStage
@@ -153,6 +155,8 @@ class _Run:
         self._artifacts = prepared.artifacts
         self._notices += prepared.notices
         self._update(artifacts=self._artifact_records(), notices=self._notices)
+        if self._plan.save_inputs is not None:
+            save_inputs(self._plan.save_inputs, self._artifacts)
         cells, refused = make_cells(
             self._artifacts,
             backends,
@@ -163,6 +167,8 @@ class _Run:
         )
         cells.sort(key=lambda cell: cell.runtime.capabilities.executes != "module")  # native before those it judges
         visits = self._visit_all(cells, refused, prepared, scratch)
+        if self._plan.save_outputs is not None:
+            save_outputs(self._plan.save_outputs, visits)
         if "compare" in self._parts:
             self._examine(visits, scratch)
             current = {artifact.id: artifact for artifact in self._artifacts}
@@ -213,6 +219,7 @@ class _Run:
                     with self._phases.during("judge"):
                         artifact = self._current(visited.cell.artifact)
                         visited.record = judge(visited, artifact, self._plan.tolerances)
+                        visited.record = with_given(visited, artifact, self._plan.tolerances)
                 self._notices += [*noise_notices(visited), *padded_notices(visited.record)]
                 self._update(cells=[*refused, *(v.record for v in visits)])
         self._update(cells=[*refused, *(v.record for v in visits)], artifacts=self._artifact_records())

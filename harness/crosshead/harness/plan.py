@@ -48,7 +48,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         precisions: what a module is cast to; empty leaves it as it came. A graph that was made before keeps its own.
         batches, lengths: for built-in blocks; every pair is a case.
         shapes: for other sources: by input name, one shape for every case, or one shape for all of them.
-        inputs: an `.npz` with inputs for a bare `.onnx`.
+        inputs: where cases of a person's own come from: `.npz`, folders `test_data_set_N`, `file.py:function` (see
+            `crosshead.export.user_cases`). They come beside the usual cases of a module, and in the place of what would
+            be drawn for a bare `.onnx`.
         threads: threads of every backend; None means the cores there are.
         processes: worker processes a timed cell.
         time_budget_s: seconds of measuring, all cells together, warm-ups included (up to half of it).
@@ -62,6 +64,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         strict: suspect, weak and void count as failures.
         keep_training_mode: leave a module in training mode.
         stress: whether `run` and `compare` also run the stress set.
+        save_inputs: folder that takes the inputs of every case as an `.npz`.
+        save_outputs: folder that takes what every cell gave as an `.npz`.
     """
 
     source: str = DEFAULT_SOURCE
@@ -75,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[int, ...] = (1, 8)
     lengths: tuple[int, ...] = (128,)
     shapes: Mapping[str, tuple[Shape, ...]] = {}
-    inputs: Path | None = None
+    inputs: Path | str | tuple[Path | str, ...] | None = None
     threads: int | None = None
     processes: int = 5
     time_budget_s: float = 20.0
@@ -89,6 +93,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
     keep_training_mode: bool = False
     stress: bool = True
+    save_inputs: Path | None = None
+    save_outputs: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse what can be seen to be wrong before anything heavy is imported.
@@ -113,6 +119,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for precision in self.precisions:
             if precision not in OFFERED_PRECISIONS:
                 raise RequestError(f"precision {precision!r} is not offered; offered: {', '.join(OFFERED_PRECISIONS)}")
+
+    @property
+    def given_inputs(self) -> tuple[Path | str, ...]:
+        """Every source of cases that was given."""
+        given = self.inputs
+        return () if given is None else given if isinstance(given, tuple) else (given,)
 
     @property
     def source_kind(self) -> Literal["onnx", "folder", "module"]:

@@ -58,6 +58,11 @@ def prepare(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
             f"a graph that was made before keeps its own precision; {Path(plan.source).name} cannot be cast to "
             f"{', '.join(plan.precisions)}: leave --precision out, or give the module"
         )
+    if plan.given_inputs and plan.source_kind == "folder":
+        raise RequestError(
+            f"--inputs: the artifacts in {Path(plan.source).name} carry their cases and what must come out; give the "
+            "module or the .onnx to run other inputs"
+        )
     if plan.source_kind == "folder":
         prepared = _read_folder(Path(plan.source), out, on_step)
     elif plan.source_kind == "onnx":
@@ -85,12 +90,14 @@ def _export(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
             "exporting a module needs PyTorch, which is not installed; pip install 'crosshead[torch]', "
             "or give a folder of artifacts exported elsewhere"
         ) from error
-    from crosshead.export import cases_for, export_source, load_source
+    from crosshead.export import cases_for, export_source, load_source, with_given_cases
 
     pairs = plan.form_opsets()
     on_step(f"loading {plan.source}")
     loaded = load_source(plan.source, options=plan.options, seed=plan.seed, keep_training_mode=plan.keep_training_mode)
     cases = cases_for(loaded, batches=plan.batches, lengths=plan.lengths, shapes=plan.shapes)
+    if plan.given_inputs:
+        cases = with_given_cases(cases, plan.given_inputs, list(loaded.inputs), plan.seed)
     artifacts = export_source(
         loaded,
         cases,
@@ -116,7 +123,7 @@ def _take_onnx(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
     from crosshead.export import against_onnx_file, export_onnx_file, onnx_cases
 
     path = Path(plan.source)
-    cases = onnx_cases(path, shapes=plan.shapes, inputs=plan.inputs, seed=plan.seed)
+    cases = onnx_cases(path, shapes=plan.shapes, inputs=plan.given_inputs, seed=plan.seed)
     artifacts = [export_onnx_file(path, cases, out=out, on_step=on_step)]
     if plan.against is not None:
         on_step(f"comparing {Path(plan.against).name} with {path.name} in float64")

@@ -111,6 +111,21 @@ class PaddedRecord(msgspec.Struct, frozen=True, kw_only=True):
     nonfinite: int = 0
 
 
+class GivenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One output of one cell against the output that a person gave with the inputs.
+
+    Attributes:
+        rel_l2: ||y - g||2 / ||g||2; None for whole numbers and booleans.
+        yardsticks: the same in units of the rounding that this case must have; None where a tolerance was asked for.
+        reason: one sentence where the verdict is not pass.
+    """
+
+    verdict: OutputResult
+    rel_l2: float | None = None
+    yardsticks: float | None = None
+    reason: str = ""
+
+
 class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One output of one cell against the float64 oracle.
 
@@ -134,6 +149,7 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
         apart: the same, by reason, of other rows that decide nothing: `fully masked`, `beyond fp16`, …
     """
 
+        given: how far it is from what a person gave with the inputs; None where nothing was given.
     name: str
     verdict: OutputResult
     rule: Rule
@@ -163,6 +179,7 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    given: GivenRecord | None = None
     """Latency of one cell, seconds a call. A percentile the samples do not support is None (docs/method.md).
 
     Attributes:
