@@ -1,6 +1,8 @@
 """The main job over the fake backend: every way a backend can misbehave is one cell's own trouble."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from crosshead.harness import Plan, RequestError, Tolerance, Tolerances, bench, 
 from crosshead.harness.pipeline import Finished
 from crosshead.harness.verdict import exit_status
 from crosshead.results import CellRecord, Notice, read_run, read_samples
+from crosshead.runtimes import CAN_PAUSE, Measured, Worker
 
 MakePlan = Callable[..., Plan]
 WriteLinear = Callable[..., Artifact]
@@ -156,6 +159,32 @@ def test_a_backend_that_dies_while_it_is_timed_loses_only_its_own_times(make_pla
         assert cell.outputs[0].verdict == "pass", "its numbers were right, and are kept"
     assert all(cell.latency is not None for cell in cells(finished, "ort-cpu"))
     assert no_worker_is_left()
+
+
+def test_a_budget_too_short_for_one_call_is_said_and_gives_no_number(make_plan: MakePlan) -> None:
+    finished = run(make_plan(fake={"sleep_s": 0.2}, time_budget_s=0.1))
+    for cell in cells(finished):
+        assert (cell.status, cell.latency) == ("void", None)
+        assert cell.reason.startswith("while timing: one call takes 0.2")
+        assert "of the time budget of 0.1 s this cell has 0.05 s; give --time-budget 2 or more" in cell.reason
+    assert (status(finished), status(finished, strict=True)) == (0, 1)
+
+
+@pytest.mark.skipif(not CAN_PAUSE, reason="workers can be stopped on Linux only")
+def test_a_worker_that_somebody_stops_is_a_failed_cell(make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = Worker.measure
+
+    def stopped(worker: Worker, settle_s: float, duration_s: float, min_samples: int = 1) -> Measured:
+        assert worker.pid is not None
+        worker.resume()
+        os.kill(worker.pid, signal.SIGSTOP)
+        return measure(worker, settle_s, duration_s, min_samples)
+
+    monkeypatch.setattr(Worker, "measure", stopped)
+    record = run(make_plan(cell_timeout_s=1.0)).record
+    assert [cell.status for cell in record.cells] == ["failed", "failed"]
+    assert all("the worker gave no answer within 1 s" in cell.reason for cell in record.cells)
+    assert all(cell.latency is None for cell in record.cells)
 
 
 def test_what_a_backend_does_not_take_is_no_failure_but_no_success_when_named(make_plan: MakePlan) -> None:

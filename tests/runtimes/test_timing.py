@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from crosshead.runtimes import timing
+from crosshead.runtimes import VoidError, timing
 
 
 class Ticks:
@@ -15,6 +15,7 @@ class Ticks:
         self.reading_s = reading_s
         monkeypatch.setattr(time, "perf_counter_ns", lambda: round(self._read() * 1e9))
         monkeypatch.setattr(time, "perf_counter", self._read)
+        monkeypatch.setattr(timing, "calendar_s", lambda: self.now_s)
 
     def _read(self) -> float:
         self.now_s += self.reading_s
@@ -90,6 +91,22 @@ def test_recording_takes_the_samples_it_needs_whatever_the_time(monkeypatch: pyt
     ticks = Ticks(monkeypatch)
     samples = timing.record(ticks.step(itertools.cycle([2.0])), calls=1, settle_s=0.0, duration_s=0.1, min_samples=4)
     assert samples == [2.0] * 4
+
+
+def test_a_clock_that_goes_back_gives_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = Ticks(monkeypatch)
+    step = ticks.step(itertools.chain([1.0, 1.0, -0.5], itertools.repeat(1.0)))
+    with pytest.raises(VoidError, match="while measuring, the clock went back; measure again"):
+        timing.record(step, calls=1, settle_s=0.0, duration_s=5.0, min_samples=1)
+
+
+def test_a_suspended_machine_gives_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = Ticks(monkeypatch)
+    outside = itertools.chain([0.0], itertools.repeat(3600.0))  # an hour more than the clock that stood still
+    monkeypatch.setattr(timing, "calendar_s", lambda: ticks.now_s + next(outside))
+    step = ticks.step(itertools.cycle([1.0]))
+    with pytest.raises(VoidError, match=r"3\.6e\+03 s went by outside while the clock went on by 3 s: the machine was"):
+        timing.record(step, calls=1, settle_s=0.0, duration_s=3.0, min_samples=1)
 
 
 def test_no_collection_while_timing_and_its_state_comes_back() -> None:

@@ -1,5 +1,6 @@
 """The first visit to every cell, one worker alone at a time: does it run, what does it give, how cold does it start?"""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,21 +8,23 @@ from pathlib import Path
 
 import msgspec
 
-from crosshead.export.artifact import Arrays, Artifact, CaseRecord, unpack_arrays
-from crosshead.export.error import relative_l2, relative_l2_row
+from crosshead.export.artifact import Artifact, CaseRecord, Readable, open_arrays
+from crosshead.export.error import relative_l2, relative_l2_both
+from crosshead.export.pair import Pair
 from crosshead.harness.cells import Cell
 from crosshead.harness.judge import Tolerances, doubt_empty, judge_output
 from crosshead.harness.metrics import is_floating
 from crosshead.harness.padding import padded_positions, valid
 from crosshead.harness.phases import Phases
 from crosshead.harness.randomness import doubted
-from crosshead.results import CellRecord, Notice, OutputRecord, ProviderRecord, scrub
+from crosshead.results import CellRecord, CellStatus, Notice, OutputRecord, ProviderRecord, scrub
 from crosshead.runtimes import (
     BackendError,
     Opened,
     Placement,
     PlacementError,
     UnsupportedError,
+    VoidError,
     Worker,
     WorkerError,
 )
@@ -116,8 +119,7 @@ def visit(
     except (BackendError, WorkerError) as error:
         return Visit(cell, failure_record(cell, error))
     placement = ran.placement or opened.placement
-    outputs = unpack_arrays(first)
-    noise = _noise(outputs, unpack_arrays(second))
+    noise = _noise(open_arrays(first), open_arrays(second))
     details = {name: scrub(text) for name, text in (opened.details | ran.details).items()}
     details["repeat"] = "same bits" if not any(noise.values()) else f"rel_l2 {max(noise.values()):.3g} between two runs"
     if ran.compile_s is not None:
@@ -134,7 +136,11 @@ def visit(
 
 def failure_record(cell: Cell, error: Exception) -> CellRecord:
     """Return the record of a cell that an error ended."""
-    status = "unsupported" if isinstance(error, UnsupportedError) else "failed"
+    status: CellStatus = "failed"
+    if isinstance(error, UnsupportedError):
+        status = "unsupported"
+    elif isinstance(error, VoidError):
+        status = "void"
     tail = error.stderr_tail if isinstance(error, WorkerError) else ""
     reason = scrub(" ".join(str(error).split()))
     if isinstance(error, PlacementError):
@@ -151,16 +157,17 @@ def _providers(placement: Placement | None) -> dict[str, ProviderRecord]:
     }
 
 
-def _noise(first: Arrays, second: Arrays) -> dict[str, float]:
+def _noise(first: Mapping[str, Readable], second: Mapping[str, Readable]) -> dict[str, float]:
+    """Return by output how far two runs lie apart: nothing where the bits are the same."""
     noise: dict[str, float] = {}
     for name, array in first.items():
-        other = second[name]
-        if array.tobytes() == other.tobytes():
+        other = second.get(name)
+        if other is None or other.shape != array.shape:
+            noise[name] = math.inf
+        elif Pair(other, array).identical():
             noise[name] = 0.0
-        elif array.shape == other.shape and is_floating(array):
-            noise[name] = relative_l2(other, array)
         else:
-            noise[name] = float("inf")
+            noise[name] = relative_l2(other, array) if is_floating(array) else math.inf
     return noise
 
 
@@ -175,7 +182,9 @@ def noise_notices(visited: Visit) -> list[Notice]:
     return [Notice(code="nondeterministic", message=message, where=f"{visited.cell.label} {visited.cell.case}")]
 
 
-def with_native(artifacts: Sequence[Artifact], source: Artifact, case: str, outputs: Arrays) -> list[Artifact]:
+def with_native(
+    artifacts: Sequence[Artifact], source: Artifact, case: str, outputs: Mapping[str, Readable]
+) -> list[Artifact]:
     """Write the source framework's own error into the yardsticks of every artifact of the same precision.
 
     Args:
@@ -187,15 +196,14 @@ def with_native(artifacts: Sequence[Artifact], source: Artifact, case: str, outp
     Returns:
         `artifacts`, with new manifests where something was filled in.
     """
-    expected = source.expected(case)
+    expected = source.stored_expected(case)
     padded = padded_positions(source, case, expected)
     native: dict[str, tuple[float, float]] = {}
     for name, want in expected.items():
         got = outputs.get(name)
         if got is None or got.shape != want.shape or not is_floating(got) or source.case(case).noise.get(name):
             continue
-        got, want = (valid(array, padded.get(name)) for array in (got, want))
-        errors = relative_l2(got, want), relative_l2_row(got, want)
+        errors = relative_l2_both(got, want, valid(padded.get(name)))
         if max(errors) < float("inf"):
             native[name] = errors
     return [_fill_native(artifact, source, case, native) for artifact in artifacts]
@@ -242,7 +250,7 @@ def judge(visited: Visit, artifact: Artifact, tolerances: Tolerances) -> CellRec
     if visited.outputs is None:
         return visited.record
     case = artifact.case(visited.cell.case)
-    outputs, expected = unpack_arrays(visited.outputs), artifact.expected(case.name)
+    outputs, expected = open_arrays(visited.outputs), artifact.stored_expected(case.name)
     padded = padded_positions(artifact, case.name, expected)
     own_rows = visited.cell.runtime.name == NATIVE_BACKEND
     records: list[OutputRecord] = []

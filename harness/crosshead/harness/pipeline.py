@@ -28,6 +28,7 @@ from crosshead.harness.cells import Cell, choose_backends, make_cells
 from crosshead.harness.examine import Examination, Stage
 from crosshead.harness.given import with_given
 from crosshead.harness.growth import measure_growth
+from crosshead.harness.half import HalfJudge
 from crosshead.harness.overflow import overflow_notices
 from crosshead.harness.padding import padded_notices
 from crosshead.harness.phases import OTHER, Phases
@@ -126,6 +127,7 @@ class _Run:
         self._artifacts: list[Artifact] = []
         self._axes: dict[str, AxesProof] = {}
         self._notices: list[Notice] = []
+        self._half = HalfJudge()
 
     def carry_out(self) -> Finished:
         plan = self._plan
@@ -220,6 +222,7 @@ class _Run:
                         artifact = self._current(visited.cell.artifact)
                         visited.record = judge(visited, artifact, self._plan.tolerances)
                         visited.record = with_given(visited, artifact, self._plan.tolerances)
+                        visited.record = self._half.judged(visited, artifact)
                 self._notices += [*noise_notices(visited), *padded_notices(visited.record)]
                 self._update(cells=[*refused, *(v.record for v in visits)])
         self._update(cells=[*refused, *(v.record for v in visits)], artifacts=self._artifact_records())
@@ -270,7 +273,9 @@ class _Run:
                 Notice(code="native-missing", message=message, where=f"{cell.artifact.id} {cell.case}")
             )
             return
-        self._artifacts = with_native(self._artifacts, cell.artifact, cell.case, unpack_arrays(visited.outputs))
+        outputs = unpack_arrays(visited.outputs)
+        self._artifacts = with_native(self._artifacts, cell.artifact, cell.case, outputs)
+        self._artifacts = self._half.filled(self._artifacts, self._current(cell.artifact), cell.case, outputs)
         case = self._current(cell.artifact).case(cell.case)
         lost = [name for name, yard in case.yardsticks.items() if yard.native is None and not case.noise.get(name)]
         if lost:
@@ -368,7 +373,7 @@ class _Run:
             if measured.failure is not None:
                 visited.record = msgspec.structs.replace(
                     visited.record,
-                    status="failed",
+                    status="void" if measured.failure.status == "void" else "failed",
                     reason=f"while timing: {measured.failure.reason}",
                     stderr_tail=measured.failure.stderr_tail,
                 )

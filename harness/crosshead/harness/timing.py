@@ -6,6 +6,7 @@ another; a turn first calls unrecorded, since a woken process finds its caches c
 interval is narrow or the budget is spent.
 """
 
+import math
 import random
 import statistics
 import time
@@ -31,7 +32,7 @@ from crosshead.results import (
     median_interval,
     sample_notices,
 )
-from crosshead.runtimes import CAN_PAUSE, BackendError, Opened, Peaked, Warm, Worker, WorkerError
+from crosshead.runtimes import CAN_PAUSE, BackendError, Opened, Peaked, VoidError, Warm, Worker, WorkerError
 
 ROUNDS = 4
 """Rounds that a budget is cut into at first; what is left over goes into more."""
@@ -258,10 +259,25 @@ class Timing:
                     replica.worker.pause()
                 compile_s = replica.warm.compile_s or 0.0
                 self._phases.share_out("warm_up", {"compile": compile_s})
+                self._check_budget(replica.warm)
             except (BackendError, WorkerError) as error:
                 self._fail(replica, error)
             self._warmed_s += time.perf_counter() - began - compile_s
             self._on_progress("warming up", self._share())
+
+    def _check_budget(self, warm: Warm) -> None:
+        """Refuse to time a cell whose share of the budget holds no call.
+
+        Raises:
+            VoidError: it does not.
+        """
+        share_s = self._budget_s / len(self.timings)
+        if warm.call_s > share_s:
+            wanted_s = math.ceil(warm.call_s * self._processes * len(self.timings) / RECORDED_SHARE)
+            raise VoidError(
+                f"one call takes {warm.call_s:.3g} s, and of the time budget of {self._budget_s:g} s this cell has "
+                f"{share_s:.3g} s; give --time-budget {wanted_s} or more"
+            )
 
     def _rounds(self, wave: Sequence[Replica], until_s: float) -> None:
         """Take turns until the budget is spent; every process gets at least one."""

@@ -5,6 +5,7 @@ RuntimesError
 │   ├── UnsupportedError    the backend does not take this artifact: op and dtype, or precision, or opset
 │   ├── PlacementError      something else than the provider asked for would do the work
 │   ├── InputError          a name, shape or dtype of an input does not fit the artifact
+│   ├── VoidError           it ran, but what was measured means nothing
 │   └── SessionClosedError  the session was closed before
 ├── UnknownBackendError     no backend of that name
 └── WorkerError             a worker process ended or misbehaved
@@ -33,6 +34,10 @@ class PlacementError(BackendError):
 
 class InputError(BackendError):
     """A name, shape or dtype of an input does not fit the artifact."""
+
+
+class VoidError(BackendError):
+    """It ran, but what was measured means nothing: the machine was suspended, the clock went back, no time was left."""
 
 
 class SessionClosedError(BackendError):

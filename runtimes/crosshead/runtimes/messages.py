@@ -256,11 +256,11 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """Any request may be answered so.
 
     Attributes:
-        kind: `unsupported`, `placement`, `input` or `error`.
+        kind: `unsupported`, `placement`, `input`, `void` or `error`.
         message: one line: what was expected, what came, what to do.
     """
 
-    kind: Literal["unsupported", "placement", "input", "error"]
+    kind: Literal["unsupported", "placement", "input", "void", "error"]
     message: str
 
 

@@ -13,6 +13,9 @@ from itertools import repeat
 
 import msgspec
 
+from crosshead.runtimes.errors import VoidError
+from crosshead.runtimes.load_clock import Watch, calendar_s
+
 Step = Callable[[], object]
 
 CLOCK_SHARE = 1e-3
@@ -151,7 +154,12 @@ def record(step: Step, *, calls: int, settle_s: float, duration_s: float, min_sa
         settle_s: a woken process finds its caches cold and its threads asleep; these calls are not kept.
         duration_s: seconds of recording.
         min_samples: at least so many samples, whatever the time.
+
+    Raises:
+        VoidError: the clock went back, or the machine was suspended meanwhile.
     """
+    # Whether calls keep a processor busy is their own affair, so no processor time is looked at.
+    watch = Watch(time.perf_counter, used=time.perf_counter, calendar=calendar_s)
     samples: list[float] = []
     with collection_off():
         end = time.perf_counter() + settle_s
@@ -160,6 +168,9 @@ def record(step: Step, *, calls: int, settle_s: float, duration_s: float, min_sa
         end = time.perf_counter() + duration_s
         while len(samples) < min_samples or time.perf_counter() < end:
             samples.append(timed(step, calls))
+    watch.look()
+    if watch.finding or min(samples) < 0.0:
+        raise VoidError(f"while measuring, {watch.finding or 'the clock went back'}; measure again")
     return samples
 
 

@@ -29,6 +29,7 @@ from crosshead.runtimes.errors import (
     SessionClosedError,
     UnknownBackendError,
     UnsupportedError,
+    VoidError,
     WorkerCrashedError,
     WorkerError,
     WorkerMemoryError,
@@ -55,6 +56,7 @@ _KINDS: dict[str, type[BackendError]] = {
     "unsupported": UnsupportedError,
     "placement": PlacementError,
     "input": InputError,
+    "void": VoidError,
     "error": BackendError,
 }
 

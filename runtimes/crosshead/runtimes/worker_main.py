@@ -35,7 +35,7 @@ from crosshead.runtimes import messages, peaks, timing
 from crosshead.runtimes._environment import extend_import_path
 from crosshead.runtimes._scrub import one_line
 from crosshead.runtimes.base import Array, Session, Step
-from crosshead.runtimes.errors import BackendError, InputError, PlacementError, UnsupportedError
+from crosshead.runtimes.errors import BackendError, InputError, PlacementError, UnsupportedError, VoidError
 from crosshead.runtimes.growth import grow, read_memory
 
 _PR_SET_PDEATHSIG = 1
@@ -241,7 +241,7 @@ class Server:
         steps = [self._step, *self._more_steps[: request.workers - 1]]
         served = serve(demand, steps, settle_s=request.settle_s)
         names = ("intended_s", "started_s", "ended_s", "idle")
-        write_whole(Path(request.samples), pack_arrays({name: getattr(served, name) for name in names}))
+        write_arrays(Path(request.samples), {name: getattr(served, name) for name in names})
         return messages.Loaded(
             answered=len(served.intended_s),
             left=served.left,
@@ -270,6 +270,8 @@ def failure(error: Exception) -> messages.Failed:
             return messages.Failed(kind="placement", message=message)
         case InputError():
             return messages.Failed(kind="input", message=message)
+        case VoidError():
+            return messages.Failed(kind="void", message=message)
         case MemoryError():
             return messages.Failed(kind="error", message=f"out of memory: {message or 'an allocation was refused'}")
     if not type(error).__module__.startswith("crosshead."):
