@@ -411,3 +411,51 @@ def test_blocks_of_channels_are_refused_in_one_line() -> None:
     )
     with pytest.raises(FormError, match=r"ReorderInput node 'y' .*: .* in blocks of channels .* below 'all'"):
         evaluate_float64(model, {"x": np.ones((1, 8, 2, 2))})
+
+
+FOLLOWING = {
+    "Gelu": "y = Gelu (h)",
+    "Gelu by tanh": 'y = Gelu <approximate = "tanh"> (h)',
+    "LayerNormalization": "y = LayerNormalization (h, gain, gain)",
+    "RMSNormalization": "y = RMSNormalization <epsilon = 0.1> (h, gain)",
+    "Attention": "y = Attention <q_num_heads = 2, kv_num_heads = 2, softcap = 0.7> (h, h, h)",
+    "RotaryEmbedding": "y = RotaryEmbedding <num_heads = 2> (h, table, table)",
+    "Elu": "y = Elu <alpha = 0.3> (h)",
+    "Celu": "y = Celu <alpha = 0.3> (h)",
+    "Selu": "y = Selu (h)",
+    "HardSwish": "y = HardSwish (h)",
+    "Mish": "y = Mish (h)",
+    "Swish": "y = Swish <alpha = 0.3> (h)",
+    "Softplus": "y = Softplus (h)",
+    "Softmax": "y = Softmax (h)",
+    "LogSoftmax": "y = LogSoftmax (h)",
+    "ReduceLogSumExp": "y = ReduceLogSumExp (h)",
+    "MeanVarianceNormalization": "y = MeanVarianceNormalization <axes = [0, 1]> (h)",
+    "Clip": "y = Clip (h, low, high)",
+}
+
+
+@pytest.mark.parametrize("op", FOLLOWING)
+def test_bodies_behind_them_are_as_exact(op: str) -> None:
+    """onnx knows no type of what an operator of another domain gives, and so opens no body after it."""
+    constants = {
+        "w": draw(8, 8),
+        "gain": draw(8),
+        "table": draw(1, 3, 2),
+        "low": np.float32(-0.3),
+        "high": np.float32(0.3),
+    }
+    results = []
+    for product in ("MatMul", "com.microsoft.FusedMatMul"):
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>'
+            f"g (float[1, 3, 8] x) => (float y) {{ h = {product} (x, w) {FOLLOWING[op]} }}"
+        )
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        used = {name for node in model.graph.node for name in node.input}
+        model.graph.initializer.extend(
+            onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items() if name in used
+        )
+        results.append(evaluate_float64(model, {"x": np.linspace(-2, 2, 24).reshape(1, 3, 8)})["y"])
+    rounded = 5e-9 if op == "Gelu by tanh" else 0.0  # its body has a factor of 0.044715 in float32
+    assert relative_l2(results[1], results[0]) < max(1e-15, rounded)

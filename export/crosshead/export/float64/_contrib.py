@@ -52,6 +52,11 @@ def gelu(x: _Array) -> _Array:
     return x * (1.0 + erf(x / np.sqrt(2.0))) / 2.0
 
 
+def tanh_gelu(x: _Array) -> _Array:
+    """Return its approximation by tanh."""
+    return np.asarray(x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))) / 2.0)
+
+
 class Gelu(Contrib):
     """Gelu by erf."""
 
@@ -70,8 +75,7 @@ class FastGelu(Contrib):
     """Gelu of a sum, by tanh."""
 
     def _run(self, x: _Array, bias: _Array | None = None) -> tuple[_Array]:
-        x = x if bias is None else x + bias
-        return (x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))) / 2.0,)
+        return (tanh_gelu(x if bias is None else x + bias),)
 
 
 class QuickGelu(Contrib):
@@ -113,8 +117,8 @@ class LayerNormalization(_Normalizing):
         return self.normalize(x, gain, bias, epsilon, axis=axis)
 
 
-class SimplifiedLayerNormalization(_Normalizing):
-    """RMSNormalization before the standard had it; ONNX Runtime writes it into the standard's domain."""
+class RMSNormalization(_Normalizing):
+    """The standard's, whose body stays closed where the type of its input is not known."""
 
     op_schema: ClassVar[Any] = None
 
@@ -129,6 +133,10 @@ class SimplifiedLayerNormalization(_Normalizing):
     ) -> tuple[_Array, ...]:
         normal, _, factor = self.normalize(x, gain, None, epsilon, axis=axis, centre=False)
         return normal, factor
+
+
+class SimplifiedLayerNormalization(RMSNormalization):
+    """The same before the standard had it; ONNX Runtime writes it into the standard's domain."""
 
 
 class SkipLayerNormalization(Contrib, _Normalizing):
@@ -232,6 +240,7 @@ CONTRIB_OPS: tuple[type[OpRun], ...] = (
     Gelu,
     LayerNormalization,
     QuickGelu,
+    RMSNormalization,
     RotaryEmbedding,
     SimplifiedLayerNormalization,
     SkipLayerNormalization,

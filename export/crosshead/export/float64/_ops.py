@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
 from crosshead.export.float64._attention import Attention
-from crosshead.export.float64._contrib import CONTRIB_OPS
+from crosshead.export.float64._contrib import CONTRIB_OPS, gelu, tanh_gelu
 from crosshead.export.float64._contrib_attention import CONTRIB_ATTENTION_OPS
 from crosshead.export.float64._erf import erf
 from crosshead.export.float64._product import Multiplying
@@ -27,6 +27,13 @@ class Erf(OpRun):
 
     def _run(self, x: _Array) -> tuple[_Array]:
         return (erf(x).astype(x.dtype),)
+
+
+class Gelu(OpRun):
+    """Gelu whose body stays closed, its input's type unknown; the reference divides by a float32 root of 2."""
+
+    def _run(self, x: _Array, approximate: str = "none") -> tuple[_Array]:
+        return (gelu(x) if approximate == "none" else tanh_gelu(x),)
 
 
 class GatherElements(OpRun):
@@ -141,6 +148,7 @@ FLOAT64_OPS: tuple[type[OpRun], ...] = (
     Attention,
     Erf,
     GatherElements,
+    Gelu,
     Gemm,
     LogSoftmax,
     MatMul,
