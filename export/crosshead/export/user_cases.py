@@ -117,6 +117,8 @@ def _read(source: str, input_names: Sequence[str], seed: int) -> Iterator[Given]
         yield from _folder(path, input_names)
     elif ".py:" in source:
         yield from _generated(source, input_names, seed)
+    elif path.suffix == ".py" and path.exists():
+        raise SourceError(f"--inputs {path.name} names no function; give {path.name}:function")
     elif path.suffix == ".npz" or path.exists():
         try:
             arrays = unpack_arrays(path)
@@ -213,7 +215,7 @@ def _generated(source: str, input_names: Sequence[str], seed: int) -> Iterator[G
         name, inputs = pair if isinstance(pair, tuple) and len(pair) == 2 else (f"{function}-{number}", pair)
         if not isinstance(inputs, Mapping) or not isinstance(name, str):
             raise SourceError(
-                f"{reference} yielded a {type(pair).__name__}; expected a dict by input name, or (name, dict)"
+                f"{reference} yielded {type(pair).__name__}; expected a dict by input name, or (name, dict)"
             )
         arrays = {str(key): _array(reference, str(key), value) for key, value in inputs.items()}
         yield Given(_fit_name(name), f"from {reference}", _known(arrays, input_names, f"{reference}, case {name}"))
@@ -222,7 +224,7 @@ def _generated(source: str, input_names: Sequence[str], seed: int) -> Iterator[G
 def _first(made: object) -> Iterator[Any]:
     """Yield what a function gives, and one case more than it may at most."""
     if not isinstance(made, Iterable):
-        raise TypeError(f"it returned a {type(made).__name__}; expected dicts by input name, or (name, dict)")
+        raise TypeError(f"it returned {type(made).__name__}; expected dicts by input name, or (name, dict)")
     for number, pair in enumerate(made):
         if number > MOST_GENERATED:
             return

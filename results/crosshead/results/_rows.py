@@ -278,6 +278,15 @@ def footnotes(record: RunRecord) -> list[str]:
     if compiled:
         notes.append(f"Compiling for the case comes before the first call and is no part of it: {', '.join(compiled)}.")
     notes += _growth_notes(record)
+    held = [
+        (cell.case, all(output.given is None or output.given.verdict == "pass" for output in cell.outputs))
+        for cell in record.cells
+        if any(output.given is not None for output in cell.outputs)
+    ]
+    if held:
+        cases = ", ".join(dict.fromkeys(case for case, _ in held))
+        agree = sum(same for _, same in held)
+        notes.append(f"Held against the outputs given with the inputs as well ({cases}): {agree} of {len(held)} agree.")
     unsteady = [cell.label for cell in record.cells if cell.latency is not None and not cell.latency.steady]
     if unsteady:
         notes.append(f"Never reached a steady state in its warm-up: {', '.join(dict.fromkeys(unsteady))}.")
