@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from crosshead.harness.conformity import Conformed, ConformPlan, conform
     from crosshead.harness.errors import ComparisonError, HarnessError, RequestError
     from crosshead.harness.judge import Tolerance, Tolerances
     from crosshead.harness.pipeline import Finished, bench, compare, export, run
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ComparisonError": "errors",
+    "ConformPlan": "conformity",
+    "Conformed": "conformity",
     "Finished": "pipeline",
     "HarnessError": "errors",
     "Plan": "plan",
@@ -27,12 +30,15 @@ _HOMES = {
     "Tolerances": "judge",
     "bench": "pipeline",
     "compare": "pipeline",
+    "conform": "conformity",
     "export": "pipeline",
     "run": "pipeline",
 }
 
 __all__ = [
     "ComparisonError",
+    "ConformPlan",
+    "Conformed",
     "Finished",
     "HarnessError",
     "Plan",
@@ -41,6 +47,7 @@ __all__ = [
     "Tolerances",
     "bench",
     "compare",
+    "conform",
     "export",
     "run",
 ]

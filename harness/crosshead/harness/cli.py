@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crosshead.harness.conform_command import conform
+from crosshead.harness.diagnose_command import diagnose
+from crosshead.harness.load_command import load
 from crosshead.harness.options import BACKENDS, EXPORT, MEASURING, OUTPUT, SAVING, STRESS, TOLERANCES
 
 if TYPE_CHECKING:
@@ -84,6 +87,11 @@ def compare(**given: Any) -> int:
 def bench(**given: Any) -> int:
     """Measure latency of every backend, each in processes of its own."""
     return _carry_out("bench", given)
+
+
+cli.add_command(load)
+cli.add_command(conform)
+cli.add_command(diagnose)
 
 
 @cli.command()

@@ -5,7 +5,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from crosshead.results._cgroup import cpu_quota
+    from crosshead.results._conformity_summary import conformity_summary
+    from crosshead.results._conformity_table import render_conformity
     from crosshead.results._rows import baseline
+    from crosshead.results.conformity import (
+        CONFORM_SCHEMA,
+        ConformBackend,
+        ConformCase,
+        ConformRecord,
+        ConformResult,
+        ConformRule,
+        ConformStatus,
+        ConformStore,
+        DisagreementRecord,
+        FeatureRecord,
+        KnownRecord,
+        decode_conformity,
+        encode_conformity,
+    )
     from crosshead.results.disturbances import sample_notices
     from crosshead.results.encoding import decode_run, encode_run
     from crosshead.results.environment import CpuTimes, environment_notices, read_environment
@@ -53,6 +70,7 @@ if TYPE_CHECKING:
     from crosshead.results.terminal import render_backends, render_run
 
 __all__ = [
+    "CONFORM_SCHEMA",
     "SCHEMA",
     "AgreementRecord",
     "ArtifactRecord",
@@ -61,14 +79,24 @@ __all__ = [
     "CellRecord",
     "CellStatus",
     "ComparisonRecord",
+    "ConformBackend",
+    "ConformCase",
+    "ConformRecord",
+    "ConformResult",
+    "ConformRule",
+    "ConformStatus",
+    "ConformStore",
     "CpuTimes",
+    "DisagreementRecord",
     "EnvironmentRecord",
+    "FeatureRecord",
     "GivenRecord",
     "GpuRecord",
     "GraphRecord",
     "GraphResult",
     "GrowthRecord",
     "HistogramRecord",
+    "KnownRecord",
     "LatencyRecord",
     "LawRecord",
     "NoiseRecord",
@@ -91,8 +119,11 @@ __all__ = [
     "WorstElement",
     "baseline",
     "compare_latency",
+    "conformity_summary",
     "cpu_quota",
+    "decode_conformity",
     "decode_run",
+    "encode_conformity",
     "encode_run",
     "environment_notices",
     "latency_record",
@@ -105,6 +136,7 @@ __all__ = [
     "read_run",
     "read_samples",
     "render_backends",
+    "render_conformity",
     "render_run",
     "sample_notices",
     "samples_needed",
@@ -114,8 +146,25 @@ __all__ = [
 ]
 
 _HOMES = {
+    "_conformity_summary": ["conformity_summary"],
+    "_conformity_table": ["render_conformity"],
     "_cgroup": ["cpu_quota"],
     "_rows": ["baseline"],
+    "conformity": [
+        "CONFORM_SCHEMA",
+        "ConformBackend",
+        "ConformCase",
+        "ConformRecord",
+        "ConformResult",
+        "ConformRule",
+        "ConformStatus",
+        "ConformStore",
+        "DisagreementRecord",
+        "FeatureRecord",
+        "KnownRecord",
+        "decode_conformity",
+        "encode_conformity",
+    ],
     "disturbances": ["sample_notices"],
     "encoding": ["decode_run", "encode_run"],
     "environment": ["CpuTimes", "environment_notices", "read_environment"],
