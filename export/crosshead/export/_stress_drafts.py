@@ -152,11 +152,11 @@ class Drafts:
         reason = "a softmax far from uniform shows a softcap after the mask, and masks that are filled with no infinity"
         yield self._scaled("gain", f"queries and keys at {{factor}} times their size: {reason}", (40, 20, 10, 5, 3))
         yield self._scaled(
-            "saturated logits, gain", "a softmax near 0 and 1, which needs its maximum subtracted", (12, 6, 3)
+            "saturated logits at gain", "a softmax near 0 and 1, which needs its maximum subtracted", (12, 6, 3)
         )
         if self._precision != "fp16":
             reason = "scores beyond 65504, where sums or masks in fp16 end"
-            yield self._scaled("logits beyond fp16, gain", reason, (600, 450))
+            yield self._scaled("logits beyond fp16 at gain", reason, (600, 450))
         yield from self._one_large_token()
         yield self._changed("small inputs", "at 1e-3 the eps of a norm counts", lambda array, _: array * 1e-3)
         yield self._changed(

@@ -181,7 +181,7 @@ class _Making:
             made = self._evaluated(draft, factor)
             if made is None or len(draft.factors) == 1:
                 return made
-            if _largest(self._moves([made], 1)[0]) <= ILL_CONDITIONED:
+            if _largest(self._moves([made], 1)[0]) <= ILL_CONDITIONED / 2:  # more draws find more
                 return made
         return made
 
