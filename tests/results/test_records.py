@@ -34,6 +34,7 @@ DIMENSIONLESS = {
         "times_expected",
         "yardstick",
         "yardstick_row",
+        "times_native",
         "cosine_distance",
         "nan",
         "expected_nan",

@@ -15,23 +15,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crosshead.export.artifact import UNIT_ROUNDOFFS, Arrays, Artifact, FormError, unpack_arrays
+from crosshead.export.artifact import UNIT_ROUNDOFFS, Arrays, Artifact, unpack_arrays
 from crosshead.export.error import relative_l2
 from crosshead.harness.accuracy import NATIVE_BACKEND, Visit
 from crosshead.harness.metrics import is_floating
+from crosshead.harness.modes import MathModes
 from crosshead.harness.overflow import CODE as OVERFLOW
 from crosshead.results import CauseRecord, CellRecord, OutputRecord, RunRecord, scrub
 
 Array = NDArray[Any]
-
-EXPLAINED_SHARE: Final = 0.25
-"""A math mode explains an error when so much of its energy is gone once the mode's own error is taken away."""
-
-CORRELATION: Final = 0.5
-"""And when the two errors point the same way to this cosine."""
-
-TIE_SHARE: Final = 0.05
-"""Modes that explain as much as the best one to within this share cannot be told apart."""
 
 MODE_LARGEST: Final = 0.5
 """No rounding of products makes a relative error beyond this; larger ones are not held against math modes."""
@@ -45,15 +37,6 @@ ALIKE_SHARE: Final = 0.3
 NARROWED_TIMES: Final = 50.0
 """A cast to fp16 or bf16 inside a graph explains errors of up to so many of its unit roundoffs."""
 
-_MODES: Final[Mapping[str, str]] = {
-    "tf32": "factors rounded to 10 bits of mantissa (TF32)",
-    "tf32-truncated": "factors cut to 10 bits of mantissa (TF32 by truncation)",
-    "bf16": "factors rounded to bfloat16",
-    "fp16": "factors rounded to float16 (10 bits of mantissa)",
-    "fp16-accumulation": "sums in float16",
-    "fp16-accumulation-pairwise": "sums in float16, by pairs",
-}
-
 
 def find_causes(visits: Sequence[Visit], artifacts: Mapping[str, Artifact], record: RunRecord) -> list[CauseRecord]:
     """Return the kind of fault of each artifact, and of each backend on it, that failed or is suspect.
@@ -66,7 +49,7 @@ def find_causes(visits: Sequence[Visit], artifacts: Mapping[str, Artifact], reco
         record: the run so far: verdicts over graphs, stress set, laws and noise.
     """
     causes = [
-        CauseRecord(where=each.id, kind="graph", message=f"the exported graph is not the module: {each.graph.detail}")
+        CauseRecord(where=each.id, kind="graph", message=_graph_message(each.graph.detail))
         for each in record.artifacts
         if each.graph.verdict == "fail"
     ]
@@ -81,6 +64,12 @@ def find_causes(visits: Sequence[Visit], artifacts: Mapping[str, Artifact], reco
         found = _Suspicion(group, visits, artifacts[cell.artifact.id], record).cause()
         causes += [] if found is None else [found]
     return causes
+
+
+def _graph_message(detail: str) -> str:
+    first, *others = detail.split("; ")
+    more = f" (and {len(others)} more)" if others else ""
+    return f"the exported graph is not the module: {first}{more}"
 
 
 @dataclass(frozen=True)
@@ -147,14 +136,11 @@ class _Suspicion:
 
     def _data(self) -> CauseRecord | None:
         output = self._output
-        inputs = self.artifact.inputs(self._case.cell.case)
-        bad = [
-            name for name, array in inputs.items() if is_floating(array) and np.isnan(array.astype(np.float64)).any()
-        ]
-        if bad:
-            return self._say("data", f"input {', '.join(map(repr, bad))} holds NaN")
         if output.reason.startswith("nothing to judge"):
-            return self._say("data", output.reason)
+            inputs = self.artifact.inputs(self._case.cell.case)
+            bad = [name for name, array in inputs.items() if is_floating(array) and np.isnan(array).any()]
+            of = f"; input {', '.join(map(repr, bad))} holds NaN" if bad else ""
+            return self._say("data", f"{output.reason}{of}")
         if output.reason.startswith("ill-conditioned"):
             return self._say("data", f"no backend can do better: {output.reason}")
         nonfinite = output.nan > output.expected_nan or output.inf > output.expected_inf
@@ -214,42 +200,25 @@ class _Suspicion:
         return [each.cell.runtime.name for each in here] if apart <= ALIKE_SHARE * error else []
 
     def _math_mode(self) -> CauseRecord | None:
-        modes = list(self._modes)
-        if not modes:
+        if self._modes is None:
             return None
-        best = modes[0]
-        if best.explained < EXPLAINED_SHARE or best.correlation < CORRELATION:
+        sentence = self._modes.sentence(self._error)
+        if sentence is None:
             return None
-        close = [each.mode for each in modes if best.explained - each.explained <= TIE_SHARE]
-        told = " or ".join(_MODES.get(mode, mode) for mode in close)
-        message = (
-            f"products formed with {told} explain {best.explained:.0%} of {self._error} "
-            f"(correlation {best.correlation:.2f}); ask this backend for full precision"
-        )
-        return self._say("math-mode", message)
+        return self._say("math-mode", f"{sentence}; ask this backend for full precision")
 
     @cached_property
-    def _modes(self) -> Sequence[Any]:
-        """How much each math mode explains, the best first; empty where none could, or the graph has no float64."""
+    def _modes(self) -> MathModes | None:
+        """The error against each math mode; None where it is larger than any rounding of products."""
         error = self._output.rel_l2
         if error is None or not 0.0 < error <= MODE_LARGEST:
-            return []
-        import onnx
-
-        from crosshead.export.float64 import evaluate_float64
-        from crosshead.export.float64.emulation import explain_by_mode
-
-        model = onnx.load(self.artifact.model_path)
-        inputs = self.artifact.inputs(self._case.cell.case)
-        try:
-            return explain_by_mode(self._got, evaluate_float64(model, inputs), model, inputs)
-        except FormError:
-            return []
+            return None
+        return MathModes(self.artifact, self._case.cell.case, self._got)
 
     def _kernel(self) -> CauseRecord:
         laws = [each.law for each in self._laws("fail", "suspect")]
         broken = f"; it breaks {', '.join(laws)}" if laws else ""
-        best = next(iter(self._modes), None)
+        best = next(iter(self._modes.shares), None) if self._modes is not None else None
         mode = (
             f", and no math mode explains it (at best {best.mode}, {max(0.0, best.explained):.0%})"
             if best is not None

@@ -141,15 +141,17 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
         rel_l2_row: the same for the worst row (last axis), its denominator at least ||o||2 / sqrt(rows).
         times_expected: the larger of rel_l2 and rel_l2_row, each in units of its yardstick.
         yardstick, yardstick_row: the rounding this case must have, as relative L2.
+        times_native: fp16 only: the error against the oracle on inputs and weights that are rounded already, over
+            PyTorch's own.
         cosine_distance: 1 - cos(y, o).
         snr_db: 20 log10(||o|| / ||y - o||); None when exact.
         nan, expected_nan, inf, expected_inf: counts on both sides.
         argmax_agreement: share of rows with the same argmax; None where the last axis is no distribution.
         padded: what stands at padded positions, where the case has some; every other field is of the valid ones.
         apart: the same, by reason, of other rows that decide nothing: `fully masked`, `beyond fp16`, …
+        given: how far it is from what a person gave with the inputs; None where nothing was given.
     """
 
-        given: how far it is from what a person gave with the inputs; None where nothing was given.
     name: str
     verdict: OutputResult
     rule: Rule
@@ -164,6 +166,7 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
     times_expected: float | None = None
     yardstick: float | None = None
     yardstick_row: float | None = None
+    times_native: float | None = None
     cosine_distance: float | None = None
     snr_db: float | None = None
     ulp: UlpRecord | None = None
@@ -176,10 +179,10 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
     histogram: HistogramRecord | None = None
     padded: PaddedRecord | None = None
     apart: dict[str, PaddedRecord] = {}
+    given: GivenRecord | None = None
 
 
 class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    given: GivenRecord | None = None
     """Latency of one cell, seconds a call. A percentile the samples do not support is None (docs/method.md).
 
     Attributes:
