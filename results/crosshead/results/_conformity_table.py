@@ -10,6 +10,7 @@ from crosshead.results.conformity import ConformRecord
 from crosshead.results.terminal import _one_line as plain_line
 from crosshead.results.terminal import _print as print_line
 
+_MOST_LINES = 12
 _COLOURS = {"pass": "green", "suspect": "yellow", "fail": "bold red"}
 
 
@@ -35,8 +36,10 @@ def render_conformity(record: ConformRecord, console: Console) -> None:
         ("unsupported", "dim", rows.unsupported_lines(record)),
     )
     for title, colour, lines in sections:
-        for line in lines:
+        for line in lines[:_MOST_LINES]:
             print_line(console, (f"{title}: ", colour), (line, ""))
+        if len(lines) > _MOST_LINES:
+            print_line(console, (f"{title}: ", colour), (f"{len(lines) - _MOST_LINES} more, in summary.md", ""))
         if lines:
             console.print()
     for notice in record.notices:

@@ -23,7 +23,7 @@ _REFUSALS = (
     ),
     (
         "inconsistent total_sequence_length (between attn_mask",
-        "its Attention takes no mask that is broadcast along the keys; the form `decomposed` does",
+        "its Attention takes no mask that is broadcast along the keys, or shorter; the form `decomposed` does",
     ),
     (
         "KV sequence length must be greater than 0",
