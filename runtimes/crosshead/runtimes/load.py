@@ -43,6 +43,8 @@ class Line(abc.ABC):
     """Requests in the order they are to be sent. Taken from by several threads at once."""
 
     stopped = False
+    back_s = 0.0
+    """By how much the clock was seen to go back while a server waited for a request."""
 
     @abc.abstractmethod
     def take(self) -> float | None:
@@ -110,7 +112,9 @@ def turn(line: Line, step: Step, clock: Clock, samples: "array[float]") -> bool:
         if line.stopped:
             return False
         clock.wait(min(intended - started, TICK_S))
-        started = clock.now()
+        before, started = started, clock.now()
+        if started < before:
+            line.back_s = max(line.back_s, before - started)
     step()
     ended = clock.now()
     samples.extend((intended, started, ended, free <= intended))
@@ -259,21 +263,17 @@ def serve(demand: Demand, steps: Sequence[Step], *, settle_s: float) -> Served:
         try:
             with punctual():
                 _settle(steps[number], settle_s, clock)
-                barrier.wait()
+                if not _meet(barrier):
+                    return
                 while turn(run.line, steps[number], clock, samples[number]):
                     pass
-        except threading.BrokenBarrierError:
-            pass
         except Exception as error:  # noqa: BLE001  # whatever a backend raises; raised again below
             run.errors.append(error)
             barrier.abort()
-            if run.begun:
-                run.line.stop()
+            run.line.stop()
 
     def oversee() -> None:
-        try:
-            barrier.wait()
-        except threading.BrokenBarrierError:
+        if not _meet(barrier):
             return
         run.watch = Watch(clock.now)
         while not run.over.wait(TICK_S):
@@ -294,24 +294,30 @@ def serve(demand: Demand, steps: Sequence[Step], *, settle_s: float) -> Served:
         raise run.errors[0]
     if run.watch is not None:
         run.watch.look()
-    return _served(demand, run.overseer, samples, run.start_s, run.watch.finding if run.watch is not None else "")
+    finding = run.watch.finding if run.watch is not None else ""
+    return _served(demand, run.line, run.overseer, samples, run.start_s, finding)
 
 
 class _Run:
     """What the threads of a test share."""
 
-    line: Line
     overseer: Overseer
 
     def __init__(self) -> None:
+        self.line: Line = Arrivals([])
         self.start_s = 0.0
         self.errors: list[Exception] = []
         self.over = threading.Event()
         self.watch: Watch | None = None
 
-    @property
-    def begun(self) -> bool:
-        return hasattr(self, "line")
+
+def _meet(barrier: threading.Barrier) -> bool:
+    """Wait until all threads are there; False where one of them failed before."""
+    try:
+        barrier.wait()
+    except threading.BrokenBarrierError:
+        return False
+    return True
 
 
 def _settle(step: Step, settle_s: float, clock: Clock) -> None:
@@ -350,7 +356,7 @@ def serve_by_clocks(demand: Demand, clocks: Sequence[Clock], steps: Sequence[Ste
         if now_s >= look_s:
             look_s = now_s + TICK_S
             overseer.look(now_s)
-    return _served(demand, overseer, samples, start_s, "")
+    return _served(demand, line, overseer, samples, start_s, "")
 
 
 def _with_clock(step: Callable[[VirtualClock], object], clock: VirtualClock) -> Step:
@@ -358,7 +364,7 @@ def _with_clock(step: Callable[[VirtualClock], object], clock: VirtualClock) -> 
 
 
 def _served(
-    demand: Demand, overseer: Overseer, samples: Sequence["array[float]"], start_s: float, finding: str
+    demand: Demand, line: Line, overseer: Overseer, samples: Sequence["array[float]"], start_s: float, finding: str
 ) -> Served:
     rows = gather(samples)
     intended_s, started_s, ended_s = (rows[:, :3] - start_s).T
@@ -375,19 +381,23 @@ def _served(
         left=left,
         window_s=window_s,
         stopped=overseer.stopped,
-        finding=finding or _clock_finding(intended_s, started_s, idle, samples),
+        finding=finding or _clock_finding(intended_s, started_s, idle, samples, line.back_s),
     )
 
 
 def _clock_finding(
-    intended_s: Floats, started_s: Floats, idle: NDArray[np.bool_], samples: Sequence["array[float]"]
+    intended_s: Floats,
+    started_s: Floats,
+    idle: NDArray[np.bool_],
+    samples: Sequence["array[float]"],
+    back_s: float,
 ) -> str:
     """Say where the times themselves show that the clock cannot have been right."""
     if not len(intended_s):
         return ""
     # By server, (start, end, start, end, …) never falls.
     in_order = [np.array(part).reshape(-1, FIELDS)[:, 1:3].ravel() for part in samples]
-    back_s = max(0.0, *(-float(np.diff(times).min(initial=0.0)) for times in in_order))
+    back_s = max(back_s, *(-float(np.diff(times).min(initial=0.0)) for times in in_order))
     if back_s > 0.0:
         return f"the clock went back by {back_s:.3g} s"
     late_s = float((started_s - intended_s)[idle].max(initial=0.0))
