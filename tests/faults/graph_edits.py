@@ -18,13 +18,14 @@ import onnx
 from onnx import helper
 from tests.faults.graph import Graph, before_edit
 
+from crosshead.export.artifact import Form
+
 HEADS: Final = 4
 """Number of heads of every block that is edited."""
 
-_BOTH: Final = ("standard", "decomposed")
-
-_STANDARD: Final = ("standard",)
-_DECOMPOSED: Final = ("decomposed",)
+_BOTH: Final[tuple[Form, ...]] = ("standard", "decomposed")
+_STANDARD: Final[tuple[Form, ...]] = ("standard",)
+_DECOMPOSED: Final[tuple[Form, ...]] = ("decomposed",)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class GraphEdit:
     block: str
     change: Callable[[Graph], None]
     options: Mapping[str, Any] = field(default_factory=dict)
-    forms: tuple[str, ...] = _BOTH
+    forms: tuple[Form, ...] = _BOTH
     seq: int = 9
 
     def apply(self, model: onnx.ModelProto) -> onnx.ModelProto:
