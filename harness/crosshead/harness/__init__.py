@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from crosshead.harness.conformity import Conformed, ConformPlan, conform
     from crosshead.harness.errors import ComparisonError, HarnessError, RequestError
     from crosshead.harness.judge import Tolerance, Tolerances
+    from crosshead.harness.load_plan import LoadPlan, Objective, read_objective
+    from crosshead.harness.load_run import LoadFinished, load
+    from crosshead.harness.load_schedule import poisson_arrivals
     from crosshead.harness.pipeline import Finished, bench, compare, export, run
     from crosshead.harness.plan import Plan
 
@@ -24,6 +27,9 @@ _HOMES = {
     "Conformed": "conformity",
     "Finished": "pipeline",
     "HarnessError": "errors",
+    "LoadFinished": "load_run",
+    "LoadPlan": "load_plan",
+    "Objective": "load_plan",
     "Plan": "plan",
     "RequestError": "errors",
     "Tolerance": "judge",
@@ -32,6 +38,9 @@ _HOMES = {
     "compare": "pipeline",
     "conform": "conformity",
     "export": "pipeline",
+    "load": "load_run",
+    "poisson_arrivals": "load_schedule",
+    "read_objective": "load_plan",
     "run": "pipeline",
 }
 
@@ -41,6 +50,9 @@ __all__ = [
     "Conformed",
     "Finished",
     "HarnessError",
+    "LoadFinished",
+    "LoadPlan",
+    "Objective",
     "Plan",
     "RequestError",
     "Tolerance",
@@ -49,6 +61,9 @@ __all__ = [
     "compare",
     "conform",
     "export",
+    "load",
+    "poisson_arrivals",
+    "read_objective",
     "run",
 ]
 

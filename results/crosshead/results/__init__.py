@@ -24,11 +24,37 @@ if TYPE_CHECKING:
         encode_conformity,
     )
     from crosshead.results.disturbances import sample_notices
-    from crosshead.results.encoding import decode_run, encode_run
+    from crosshead.results.encoding import decode_record, decode_run, encode_record, encode_run
     from crosshead.results.environment import CpuTimes, environment_notices, read_environment
     from crosshead.results.errors import ResultsError, StoreError, VersionError
     from crosshead.results.gpus import read_gpus
     from crosshead.results.latency import latency_record
+    from crosshead.results.load_markdown import (
+        load_summary,
+    )
+    from crosshead.results.load_point import (
+        LoadSamples,
+    )
+    from crosshead.results.load_records import (
+        LOAD_SCHEMA,
+        KeptRecord,
+        LoadCellRecord,
+        LoadPlanRecord,
+        LoadPointRecord,
+        LoadRecord,
+        ObjectiveRecord,
+        ObjectiveResult,
+        SaturationRecord,
+        SpreadRecord,
+    )
+    from crosshead.results.load_store import (
+        LoadStore,
+        read_load,
+        read_load_samples,
+    )
+    from crosshead.results.load_terminal import (
+        render_load,
+    )
     from crosshead.results.markdown import summary
     from crosshead.results.percentiles import percentile_or_missing, samples_needed
     from crosshead.results.privacy import scrub, scrub_record
@@ -71,6 +97,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONFORM_SCHEMA",
+    "LOAD_SCHEMA",
     "SCHEMA",
     "AgreementRecord",
     "ArtifactRecord",
@@ -96,11 +123,20 @@ __all__ = [
     "GraphResult",
     "GrowthRecord",
     "HistogramRecord",
+    "KeptRecord",
     "KnownRecord",
     "LatencyRecord",
     "LawRecord",
+    "LoadCellRecord",
+    "LoadPlanRecord",
+    "LoadPointRecord",
+    "LoadRecord",
+    "LoadSamples",
+    "LoadStore",
     "NoiseRecord",
     "Notice",
+    "ObjectiveRecord",
+    "ObjectiveResult",
     "OutputRecord",
     "OutputResult",
     "PaddedRecord",
@@ -113,6 +149,8 @@ __all__ = [
     "RunRecord",
     "RunResult",
     "RunStore",
+    "SaturationRecord",
+    "SpreadRecord",
     "StoreError",
     "UlpRecord",
     "VersionError",
@@ -122,21 +160,27 @@ __all__ = [
     "conformity_summary",
     "cpu_quota",
     "decode_conformity",
+    "decode_record",
     "decode_run",
     "encode_conformity",
+    "encode_record",
     "encode_run",
     "environment_notices",
     "latency_record",
+    "load_summary",
     "median",
     "median_interval",
     "new_run_id",
     "percentile_or_missing",
     "read_environment",
     "read_gpus",
+    "read_load",
+    "read_load_samples",
     "read_run",
     "read_samples",
     "render_backends",
     "render_conformity",
+    "render_load",
     "render_run",
     "sample_notices",
     "samples_needed",
@@ -166,11 +210,27 @@ _HOMES = {
         "encode_conformity",
     ],
     "disturbances": ["sample_notices"],
-    "encoding": ["decode_run", "encode_run"],
+    "encoding": ["decode_record", "decode_run", "encode_record", "encode_run"],
     "environment": ["CpuTimes", "environment_notices", "read_environment"],
     "errors": ["ResultsError", "StoreError", "VersionError"],
     "gpus": ["read_gpus"],
     "latency": ["latency_record"],
+    "load_markdown": ["load_summary"],
+    "load_point": ["LoadSamples"],
+    "load_records": [
+        "LOAD_SCHEMA",
+        "KeptRecord",
+        "LoadCellRecord",
+        "LoadPlanRecord",
+        "LoadPointRecord",
+        "LoadRecord",
+        "ObjectiveRecord",
+        "ObjectiveResult",
+        "SaturationRecord",
+        "SpreadRecord",
+    ],
+    "load_store": ["LoadStore", "read_load", "read_load_samples"],
+    "load_terminal": ["render_load"],
     "markdown": ["summary"],
     "percentiles": ["percentile_or_missing", "samples_needed"],
     "privacy": ["scrub", "scrub_record"],
