@@ -14,7 +14,7 @@ from crosshead.export.pair import Pair
 from crosshead.harness.cells import Cell
 from crosshead.harness.judge import Tolerances, doubt_empty, judge_output
 from crosshead.harness.metrics import is_floating
-from crosshead.harness.padding import padded_positions, valid
+from crosshead.harness.padding import padded_positions, unpadded
 from crosshead.harness.phases import Phases
 from crosshead.harness.randomness import doubted
 from crosshead.results import CellRecord, CellStatus, Notice, OutputRecord, ProviderRecord, scrub
@@ -203,7 +203,7 @@ def with_native(
         got = outputs.get(name)
         if got is None or got.shape != want.shape or not is_floating(got) or source.case(case).noise.get(name):
             continue
-        errors = relative_l2_both(got, want, valid(padded.get(name)))
+        errors = relative_l2_both(got, want, unpadded(padded.get(name)))
         if max(errors) < float("inf"):
             native[name] = errors
     return [_fill_native(artifact, source, case, native) for artifact in artifacts]

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from crosshead.export.artifact import Arrays, Artifact, CaseRecord, unpack_arrays
-from crosshead.export.error import relative_l2
+from crosshead.export.artifact import Artifact, CaseRecord, Readable, open_arrays
+from crosshead.export.error import relative_l2_both
 from crosshead.harness.accuracy import Visit
-from crosshead.harness.padding import Positions, padded_positions, valid
+from crosshead.harness.padding import Positions, padded_positions, unpadded
 from crosshead.harness.randomness import NOISE_TIMES
 from crosshead.results import AgreementRecord, NoiseRecord
 
@@ -31,7 +31,7 @@ def agreements(
     found: list[AgreementRecord] = []
     ready = [visited for visited in visits if visited.outputs is not None]
     for index, a in enumerate(ready):
-        first = unpack_arrays(a.outputs) if a.outputs is not None else {}
+        first = open_arrays(a.outputs) if a.outputs is not None else {}
         for b in ready[index + 1 :]:
             same_precision = a.cell.artifact.manifest.precision == b.cell.artifact.manifest.precision
             if a.cell.case != b.cell.case or not same_precision or b.outputs is None:
@@ -39,7 +39,7 @@ def agreements(
             artifact = artifacts[a.cell.artifact.id]
             padded = padded_positions(artifact, a.cell.case, first)
             floor = sum(_finite(floors.get((each.cell.label, each.cell.case), 0.0)) for each in (a, b))
-            record = _agreement(a, b, first, unpack_arrays(b.outputs), artifact.case(a.cell.case), padded, floor)
+            record = _agreement(a, b, first, open_arrays(b.outputs), artifact.case(a.cell.case), padded, floor)
             if record is not None:
                 found.append(record)
     return found
@@ -48,8 +48,8 @@ def agreements(
 def _agreement(
     a: Visit,
     b: Visit,
-    first: Arrays,
-    second: Arrays,
+    first: Mapping[str, Readable],
+    second: Mapping[str, Readable],
     case: CaseRecord,
     padded: Mapping[str, Positions],
     floor: float,
@@ -60,7 +60,7 @@ def _agreement(
         yardstick = case.yardsticks.get(name)
         if other is None or yardstick is None or other.shape != got.shape:
             continue
-        error = relative_l2(valid(got, padded.get(name)), valid(other, padded.get(name)))
+        error, _ = relative_l2_both(got, other, unpadded(padded.get(name)))
         yard = max(yardstick.sensitivity, yardstick.native or 0.0, yardstick.unit_roundoff / 2)
         repeat = _finite(a.noise.get(name, 0.0)) + _finite(b.noise.get(name, 0.0))
         noise = max(repeat, floor, NOISE_TIMES * case.noise.get(name, 0.0))

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from crosshead.export.artifact import Yardstick
+from crosshead.export.artifact import Readable, Yardstick
+from crosshead.export.pair import Pair
 from crosshead.harness.metrics import is_floating, measure_error
-from crosshead.harness.padding import Positions, padded_record, valid, whole_index
+from crosshead.harness.padding import Positions, padded_record, unpadded, whole_index
 from crosshead.results import OutputRecord, OutputResult, Rule
 
 PASS_TIMES, FAIL_TIMES = 5.0, 50.0
@@ -71,8 +71,8 @@ class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge_output(
     name: str,
-    got: NDArray[np.generic],
-    want: NDArray[np.generic],
+    got: Readable,
+    want: Readable,
     *,
     expected_dtype: str,
     yardstick: Yardstick | None,
@@ -84,8 +84,8 @@ def judge_output(
 
     Args:
         name: name of the output.
-        got: what the backend gave.
-        want: the oracle's value, float64 for floating outputs.
+        got: what the backend gave, in memory or on disk.
+        want: the oracle's value, float64 for floating outputs; in memory or on disk.
         expected_dtype: dtype that the artifact declares.
         yardstick: the rounding this output must have; None for whole numbers and booleans.
         use_native: whether the source framework's own error counts (not for its own rows).
@@ -101,24 +101,25 @@ def judge_output(
     if got.shape != want.shape:
         reason = f"shape {list(got.shape)}, expected {list(want.shape)}"
         return OutputRecord(**facts, verdict="fail", rule="exact", reason=reason)
+    kept = unpadded(padded)
     if padded is not None:
         facts["padded"] = padded_record(got, want, padded)
-        got, want = valid(got, padded), valid(want, padded)  # (B, S, …) -> (N, …)
     if not is_floating(got) or not is_floating(want):
-        return _judge_exact(facts, got, want)
-    found = measure_error(got, want.astype(np.float64))
+        return _judge_exact(facts, Pair(got, want, kept))
+    found = measure_error(got, want, kept)
     if padded is not None and "worst" in found:
         worst = found["worst"]
         found["worst"] = msgspec.structs.replace(worst, index=whole_index(worst.index, padded))
+    size = Pair(got, want, kept).size
     rule, yard, yard_row = _yardstick(yardstick, use_native)
     times = _times(found, yard, yard_row)
     if tolerance.given:
-        rule, (verdict, reason) = "user", _judge_by_user(found, got, want, tolerance)
+        rule, (verdict, reason) = "user", _judge_by_user(found, Pair(got, want, kept), tolerance)
     else:
         verdict, reason = _judge_by_yardstick(found, times, rule, yard, yard_row)
-    if verdict != "fail" and got.size == 0:
+    if verdict != "fail" and size == 0:
         verdict, reason = "pass", EMPTY
-    elif verdict != "fail" and not np.isfinite(want.astype(np.float64)).any():
+    elif verdict != "fail" and found["expected_nan"] + found["expected_inf"] == size:
         verdict, reason = "suspect", NOTHING_FINITE
     if verdict != "fail" and got.dtype.name != expected_dtype:
         verdict, reason = "fail", f"dtype {got.dtype.name}, expected {expected_dtype}"
@@ -141,12 +142,13 @@ def doubt_empty(records: Sequence[OutputRecord]) -> list[OutputRecord]:
     return [msgspec.structs.replace(record, verdict="suspect", reason=NO_ELEMENT) for record in records]
 
 
-def _judge_exact(facts: dict[str, Any], got: NDArray[np.generic], want: NDArray[np.generic]) -> OutputRecord:
-    if got.dtype.name != facts["expected_dtype"]:
-        reason = f"dtype {got.dtype.name}, expected {facts['expected_dtype']}"
+def _judge_exact(facts: dict[str, Any], pair: Pair) -> OutputRecord:
+    dtype, _ = pair.dtypes
+    if dtype.name != facts["expected_dtype"]:
+        reason = f"dtype {dtype.name}, expected {facts['expected_dtype']}"
         return OutputRecord(**facts, verdict="fail", rule="exact", reason=reason)
-    wrong = int((got != want).sum())
-    reason = f"{wrong} of {got.size} elements differ" if wrong else "" if got.size else EMPTY
+    wrong = sum(int((block.got != block.want).sum()) for block in pair.blocks())
+    reason = f"{wrong} of {pair.size} elements differ" if wrong else "" if pair.size else EMPTY
     return OutputRecord(**facts, verdict="fail" if wrong else "pass", rule="exact", reason=reason)
 
 
@@ -201,15 +203,14 @@ def _nonfinite_reason(found: Mapping[str, Any]) -> str:
     return "; ".join(parts) or "NaN or Inf at other places than in the oracle"
 
 
-def _judge_by_user(
-    found: Mapping[str, Any], got: NDArray[np.generic], want: NDArray[np.generic], tolerance: Tolerance
-) -> tuple[OutputResult, str]:
+def _judge_by_user(found: Mapping[str, Any], pair: Pair, tolerance: Tolerance) -> tuple[OutputResult, str]:
     if tolerance.budget is not None:
         ok = found["rel_l2"] <= tolerance.budget
         return ("pass", "") if ok else ("fail", f"rel_l2 {found['rel_l2']:.3g} over the budget {tolerance.budget:g}")
-    rtol, atol = tolerance.rtol or 0.0, tolerance.atol or 0.0
-    close = np.isclose(got.astype(np.float64), want.astype(np.float64), rtol=rtol, atol=atol, equal_nan=True)
-    wrong = int((~close).sum())
+    rtol, atol, wrong = tolerance.rtol or 0.0, tolerance.atol or 0.0, 0
+    for block in pair.blocks():
+        got, want = block.got.astype(np.float64), block.want.astype(np.float64)
+        wrong += int((~np.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)).sum())
     if not wrong:
         return "pass", ""
-    return "fail", f"{wrong} of {close.size} elements outside rtol {rtol:g}, atol {atol:g} (asked for)"
+    return "fail", f"{wrong} of {pair.size} elements outside rtol {rtol:g}, atol {atol:g} (asked for)"

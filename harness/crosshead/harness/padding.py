@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from crosshead.export.artifact import Arrays, Artifact, TensorSpec
-from crosshead.export.error import relative_l2
+from crosshead.export.artifact import Artifact, Readable, TensorSpec, open_arrays
+from crosshead.export.error import errors_of
+from crosshead.export.pair import Pair, in_memory
 from crosshead.harness.metrics import is_floating
 from crosshead.results import CellRecord, Notice, PaddedRecord
 
@@ -24,7 +25,7 @@ NOT_TOKENS = ("attn_mask", "key_padding_mask", "position_ids", "past_key", "past
 """Roles of inputs that are no sequence of tokens, whatever their shape."""
 
 
-def padded_positions(artifact: Artifact, case: str, outputs: Arrays) -> dict[str, Positions]:
+def padded_positions(artifact: Artifact, case: str, outputs: Mapping[str, Readable]) -> dict[str, Positions]:
     """Return, by output name, which positions are padding; only for outputs that have some, and some that are not.
 
     An output has positions when its axes begin as those of the input whose role is `key_padding_mask`, (batch, seq),
@@ -34,20 +35,20 @@ def padded_positions(artifact: Artifact, case: str, outputs: Arrays) -> dict[str
     Args:
         artifact: manifest with roles.
         case: name of a case.
-        outputs: the oracle's outputs, by name.
+        outputs: the oracle's outputs, by name; only their shapes are looked at.
     """
     manifest = artifact.manifest
     masks = [spec for spec in manifest.inputs if manifest.roles.get(spec.name) == "key_padding_mask"]
     masks = [spec for spec in masks if len(spec.shape) == 2 and _sequences(manifest.inputs, manifest.roles, spec) == 1]
     if not masks:
         return {}
-    inputs = artifact.inputs(case)
+    inputs = open_arrays(artifact.inputs_path(case))
     found: dict[str, Positions] = {}
     for spec in manifest.outputs:
         for mask in masks:
             if spec.name not in outputs or len(spec.shape) > 3 or spec.shape[:2] != mask.shape:
                 continue  # rank 4 is (batch, heads, …)
-            padded = _padding(inputs[mask.name])
+            padded = _padding(in_memory(inputs[mask.name]))
             if outputs[spec.name].shape[:2] == padded.shape and padded.any() and not padded.all():
                 found[spec.name] = padded
     return found
@@ -67,6 +68,11 @@ def _padding(mask: NDArray[np.generic]) -> Positions:
     return np.isneginf(mask.astype(np.float64)) if is_floating(mask) else np.zeros(mask.shape, np.bool_)
 
 
+def unpadded(padded: Positions | None) -> Positions | None:
+    """Return the positions that are no padding; None, which stands for all of them, where nothing is padded."""
+    return None if padded is None else ~padded
+
+
 def valid(array: NDArray[np.generic], padded: Positions | None) -> NDArray[np.generic]:
     """Return the valid positions of an output: (batch, seq, …) -> (positions, …); all of it where nothing is padded."""
     return array if padded is None else array[~padded]  # (B, S, …) -> (N, …)
@@ -77,17 +83,17 @@ def whole_index(index: list[int], padded: Positions) -> list[int]:
     return [*map(int, np.argwhere(~padded)[index[0]]), *index[1:]]
 
 
-def padded_record(got: NDArray[np.generic], want: NDArray[np.generic], padded: Positions) -> PaddedRecord:
+def padded_record(got: Readable, want: Readable, padded: Positions) -> PaddedRecord:
     """Measure the padded positions of a floating output; `max_abs` leaves out what is not finite on either side."""
-    there, wanted = got[padded].astype(np.float64), want[padded].astype(np.float64)  # (B, S, …) -> (N, …)
-    finite = np.isfinite(there) & np.isfinite(wanted)
-    error = np.abs(there[finite] - wanted[finite])
-    return PaddedRecord(
-        positions=int(padded.sum()),
-        max_abs=float(error.max(initial=0.0)),
-        rel_l2=relative_l2(there, wanted),
-        nonfinite=int((~np.isfinite(there)).sum()),
-    )
+    pair = Pair(got, want, padded)
+    largest, nonfinite = 0.0, 0
+    for block in pair.blocks():
+        there, wanted = block.got.astype(np.float64), block.want.astype(np.float64)
+        finite = np.isfinite(there)
+        nonfinite += int((~finite).sum())
+        finite &= np.isfinite(wanted)
+        largest = max(largest, float(np.abs(there[finite] - wanted[finite]).max(initial=0.0)))
+    return PaddedRecord(positions=int(padded.sum()), max_abs=largest, rel_l2=errors_of(pair).whole, nonfinite=nonfinite)
 
 
 def padded_notices(record: CellRecord) -> list[Notice]:
