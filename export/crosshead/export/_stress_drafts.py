@@ -193,7 +193,7 @@ class Drafts:
             return array
         odd = np.arange(array.shape[axis]) % 2 == 1
         moved = np.moveaxis(array, axis, 0)  # a view: (…, L, …) -> (L, …)
-        moved[odd] = np.clip(moved[odd], -1.0, 1.0) * tiny
+        moved[odd] = np.clip(moved[odd], -0.9, 0.9) * tiny
         return array
 
     def _one_large_token(self) -> Iterator[Draft]:
