@@ -108,6 +108,47 @@ def test_attention_inlined_before_widening_has_its_scale_in_double(
     assert relative_l2(evaluate_float64(late, case)["output"], right) < 1e-15
 
 
+@pytest.mark.parametrize("precision", [1, 10, 16])
+def test_precision_of_a_softmax_inside_attention_is_widened(precision: int) -> None:
+    model = parsed(
+        '<ir_version: 10, opset_import: ["" : 23]> g (float[1, 1, 2, 4] q) => (float[1, 1, 2, 4] y)'
+        f" {{ y = Attention <softmax_precision = {precision}> (q, q, q) }}"
+    )
+    assert narrow_places(widen(model).graph) == []
+    onnx.checker.check_model(widen(model), full_check=True)
+
+
+@pytest.mark.parametrize("default", ["MelWeightMatrix", "RandomNormal", "RandomUniform", "SequenceEmpty"])
+def test_dtype_that_is_left_out_is_float32_and_widened(default: str) -> None:
+    texts = {
+        "MelWeightMatrix": ("MelWeightMatrix (n, n, n, x, x)", "float[a, b] y", "int64 n, float x"),
+        "RandomNormal": ("RandomNormal <shape = [2]> ()", "float[2] y", ""),
+        "RandomUniform": ("RandomUniform <shape = [2]> ()", "float[2] y", ""),
+        "SequenceEmpty": ("SequenceEmpty ()", "seq(float[n]) y", ""),
+    }
+    call, output, inputs = texts[default]
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 18]> g ({inputs}) => ({output}) {{ y = {call} }}'
+    )
+    onnx.checker.check_model(widen(model), full_check=True)  # the type of the output is double as well
+
+
+def test_initializers_of_subgraphs_are_widened() -> None:
+    model = parsed("""
+    <ir_version: 8, opset_import: ["" : 18]>
+    g (float[2] x, bool flag) => (float[2] y) {
+        y = If (flag) <
+            then_branch = t () => (float[2] u) <float[2] c = {0.1, 0.3}> { u = Mul (x, c) },
+            else_branch = e () => (float[2] v) { v = Identity (x) }
+        >
+    }""")
+    result = widen(model)
+    onnx.checker.check_model(result, full_check=True)
+    assert narrow_places(result.graph) == []
+    got = evaluate_float64(model, {"x": np.array([3.0, 3.0]), "flag": np.array(True)})["y"]
+    assert got.tolist() == [3 * float(np.float32(0.1)), 3 * float(np.float32(0.3))]
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_half_types_are_widened_exactly(dtype: Any, build: Build) -> None:
     name = {"float16": "float16", "float32": "float"}[np.dtype(dtype).name]
