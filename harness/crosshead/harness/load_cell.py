@@ -305,12 +305,12 @@ class CellUnderLoad:
         useful = [point for point in points if point.status in ("ok", "saturated")]
         status = "ok" if useful else "void"
         reason = "" if useful else next((point.reason for point in points), "no load was tried")
-        tried = any(point.loop == "open" for point in points)
+        rated = self._plan.searches or any(point.loop == "open" for point in points)
         self._update(
             status=status,
             reason=reason,
             saturation=saturation(points),
-            kept=kept_rate(points, self._why_stopped) if self._plan.objectives and tried else None,
+            kept=kept_rate(points, self._why_stopped) if self._plan.objectives and rated else None,
         )
 
 

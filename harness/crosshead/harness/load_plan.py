@@ -75,7 +75,10 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             RequestError: in one line.
         """
-        for name, counts in (("concurrency", self.clients), ("workers", (self.workers or 1,))):
+        for name, counts in (
+            ("concurrency", self.clients),
+            ("workers", () if self.workers is None else (self.workers,)),
+        ):
             for count in counts:
                 if not 1 <= count <= MOST_CLIENTS:
                     raise RequestError(f"{name} must be a whole number from 1 to {MOST_CLIENTS}, got {count}")
