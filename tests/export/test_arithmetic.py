@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
+from onnx import helper, parser
 
-from crosshead.export import FormError, cases_for, export_source, load_source
-from crosshead.export.arithmetic import count_arithmetic
+from crosshead.export import FormError, cases_for, export_onnx_file, export_source, load_source
+from crosshead.export.arithmetic import Counter, count_arithmetic
 from crosshead.model_def import BLOCKS
 
 _SMALL: dict[str, dict[str, Any]] = {
@@ -72,6 +72,59 @@ def test_operators(body: str, signature: str, shapes: list[tuple[int, ...]], flo
     assert counted.flops == flops
     if bytes_ is not None:
         assert counted.bytes == bytes_
+
+
+NONE: tuple[int, ...] = ()
+PAST = (2, 2, 7, 4)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "output", "flops"),
+    [
+        ("Attention", [(2, 3, 8), (2, 5, 8), (2, 5, 12)], (2, 3, 12), 2 * 2 * 3 * 5 * (8 + 12)),
+        ("Attention", [(2, 2, 3, 4), (2, 1, 5, 4), (2, 1, 5, 6)], (2, 2, 3, 6), 2 * 2 * 3 * 5 * (8 + 12)),
+        ("Attention", [(2, 3, 8), (2, 5, 8), (2, 5, 8), NONE, PAST, PAST], (2, 3, 8), 2 * 2 * 3 * 12 * 16),
+        ("com.microsoft::FusedMatMul", [(4, 3), (4, 5)], (3, 5), 2 * 3 * 4 * 5),
+        ("com.microsoft::MultiHeadAttention", [(2, 3, 8), (2, 5, 8), (2, 5, 8)], (2, 3, 8), 2 * 2 * 3 * 5 * 16),
+        ("com.microsoft::MultiHeadAttention", [(2, 3, 8), (2, 5, 2, 2, 4)], (2, 3, 8), 2 * 2 * 3 * 5 * 16),
+        ("com.microsoft::MultiHeadAttention", [(2, 3, 2, 3, 4)], (2, 3, 8), 2 * 2 * 3 * 3 * 16),
+        (
+            "com.microsoft::MultiHeadAttention",
+            [(2, 3, 8), (2, 5, 8), (2, 5, 8), NONE, NONE, NONE, PAST, PAST],
+            (2, 3, 8),
+            2 * 2 * 3 * 12 * 16,
+        ),
+        ("com.microsoft::Attention", [(2, 3, 6), (6, 24), (24,)], (2, 3, 8), 2 * 2 * 3 * 6 * 24 + 2 * 2 * 3 * 3 * 16),
+    ],
+)
+def test_operators_that_multiply_inside(
+    op: str, shapes: list[tuple[int, ...]], output: tuple[int, ...], flops: int
+) -> None:
+    domain, _, name = op.rpartition("::")
+    turned: dict[str, Any] = {"transA": 1} if name == "FusedMatMul" else {}
+    counter = Counter()
+    node = helper.make_node(name, ["x"], ["y"], domain=domain, **turned)
+    counter(node, [np.zeros(shape) if shape else None for shape in shapes], [np.zeros(output)])
+    assert (counter.flops, counter.nodes) == (flops, 1)
+
+
+def test_grouped_queries_meet_every_place_of_the_cache() -> None:
+    counter = Counter()
+    node = helper.make_node("GroupQueryAttention", ["x"], ["y", "present"], domain="com.microsoft")
+    counter(node, [np.zeros((2, 3, 8))], [np.zeros((2, 3, 8)), np.zeros((2, 1, 12, 4))])
+    assert counter.flops == 2 * 2 * 3 * 12 * 16
+
+
+def test_artifacts_say_what_a_call_asks_for(tmp_path: Path) -> None:
+    loaded = load_source("mha-causal", options=_SMALL["attention"], seed=0)
+    (case,) = cases_for(loaded, batches=(2,), lengths=(7,))
+    (block,) = export_source(loaded, [case], forms=[("decomposed", 18)], out=tmp_path)
+    bare = export_onnx_file(block.model_path, [case], out=tmp_path)
+    formula = BLOCKS["mha-causal"].flops({"query": (2, 7, 32)}, **_SMALL["attention"])
+    assert block.case("2x7").flops == formula
+    assert bare.case("2x7").flops == formula + 4 * 2 * 32 * (7 * 7 - 7 * 8 // 2)  # counted, masked pairs and all
+    assert block.case("2x7").moved_bytes == bare.case("2x7").moved_bytes
+    assert [case.flops for case in block.manifest.size_cases] == [None] * len(block.manifest.size_cases)
 
 
 def test_a_missing_input_is_named() -> None:

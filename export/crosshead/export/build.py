@@ -20,6 +20,7 @@ from crosshead.export._rounding import rounding_findings
 from crosshead.export._scratch import scratch_folder
 from crosshead.export._spread import find_spread
 from crosshead.export._stress_module import module_stress
+from crosshead.export.arithmetic import Counter, with_arithmetic
 from crosshead.export.artifact import (
     Arrays,
     Artifact,
@@ -267,7 +268,8 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
     on_step(f"checking {form}, opset {opset}, in float64")
     inputs = {case.name: case.inputs for case in shared.cases}
     too_large = _too_large(graph)
-    verdict = too_large or _checked(shared, graph, inputs)
+    counters = {name: Counter() for name in inputs}
+    verdict = too_large or _checked(shared, graph, inputs, counters)
     ops = count_ops(graph.proto)
     manifest = Manifest(
         id=identity,
@@ -282,7 +284,9 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
         model_sha256=graph.sha256,
         external_sha256=graph.external_sha256,
         weights_sha256=shared.weights_sha256,
-        cases=shared.files.records,
+        cases=with_arithmetic(
+            shared.files.records, graph.proto, inputs, shared.expected, counters, _formula(shared.loaded)
+        ),
         roles=shared.loaded.roles,
         ops=ops,
         graph=verdict,
@@ -310,13 +314,23 @@ def _build(shared: _Shared, form: Form, opset: int, out: Path, scratch: Path, on
     )
 
 
-def _checked(shared: _Shared, graph: GraphFile, inputs: Mapping[str, Arrays]) -> GraphVerdict:
+def _formula(loaded: LoadedSource) -> Callable[[Mapping[str, tuple[int, ...]]], float] | None:
+    """Return the arithmetic of a built-in block by the shapes of its inputs."""
+    if loaded.block is None:
+        return None
+    block, options = loaded.block, loaded.source.options
+    return lambda shapes: block.flops(shapes, **options)
+
+
+def _checked(
+    shared: _Shared, graph: GraphFile, inputs: Mapping[str, Arrays], watches: Mapping[str, Counter]
+) -> GraphVerdict:
     """Hold the graph against the module; of one that draws random numbers, the weights alone."""
     module = shared.loaded.module
     if not shared.random:
         expected = {**shared.expected, **shared.stress_proven}
         cases = {**inputs, **shared.stress_inputs}
-        return check_graph(graph.proto, module, cases, expected, stress=shared.stress_inputs.keys())
+        return check_graph(graph.proto, module, cases, expected, stress=shared.stress_inputs.keys(), watches=watches)
     verdict = check_graph(graph.proto, module, {}, {})
     if verdict.verdict == "fail":
         return verdict

@@ -20,6 +20,7 @@ from crosshead.export._onnx_load import external_files, load_onnx, read_model
 from crosshead.export._onnx_pair import compare_graphs
 from crosshead.export._records import artifact_id, check_fit, precision_of, record_cases
 from crosshead.export._scratch import scratch_folder
+from crosshead.export.arithmetic import Counter, with_arithmetic
 from crosshead.export.artifact import (
     Arrays,
     Artifact,
@@ -145,16 +146,17 @@ def export_onnx_file(path: Path, cases: Sequence[Case], *, out: Path, on_step: O
     precision = _precision(path.name, model)
     expected: dict[str, Arrays] = {}
     sensitivities = {}
+    counters: dict[str, Counter] = {}
     for case in cases:
         check_fit(inputs, case)
         on_step(f"computing {case.name} in float64")
-        expected[case.name] = evaluate_float64(model, case.inputs)
+        expected[case.name] = evaluate_float64(model, case.inputs, watch=counters.setdefault(case.name, Counter()))
         sensitivities[case.name] = graph_sensitivity(model, case.inputs, expected[case.name], precision)
     arrays = {case.name: case.inputs for case in cases}
     files = record_cases(cases, expected, sensitivities, precision)
     manifest = msgspec.structs.replace(
         _manifest(path, model, cases[0].seed, inputs, outputs, expected),
-        cases=files.records,
+        cases=with_arithmetic(files.records, model, arrays, expected, counters),
         notices=(*_findings(cases), *_wrong_shapes(path.name, inputs, outputs, arrays, expected)),
     )
     return _write(path, manifest, files.blobs, out)

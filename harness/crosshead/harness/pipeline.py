@@ -185,7 +185,7 @@ class _Run:
             self._update(causes=causes)
         if "bench" in self._parts:
             self._grow(visits)
-            self._measure(visits, prepared)
+            self._measure(visits)
         steal_share = CpuTimes().steal_share(self._cpu_times)
         environment = msgspec.structs.replace(self._record.environment, steal_share=steal_share)
         self._update(finished=True, verdict=overall(self._record), environment=environment)
@@ -345,7 +345,7 @@ class _Run:
             cells = [*self._record.cells[:first], *(other.record for other in visits)]
             self._update(cells=cells, notices=self._notices)
 
-    def _measure(self, visits: Sequence[Visit], prepared: Prepared) -> None:
+    def _measure(self, visits: Sequence[Visit]) -> None:
         timed = [visited for visited in visits if visited.cell.timed and visited.record.status == "ok"]
         if not timed:
             return
@@ -363,11 +363,9 @@ class _Run:
         try:
             timing.measure()
         finally:  # also when interrupted: what was measured is kept
-            self._record_latency(timing, visits, timed, prepared)
+            self._record_latency(timing, visits, timed)
 
-    def _record_latency(
-        self, timing: Timing, visits: Sequence[Visit], timed: Sequence[Visit], prepared: Prepared
-    ) -> None:
+    def _record_latency(self, timing: Timing, visits: Sequence[Visit], timed: Sequence[Visit]) -> None:
         first = len(self._record.cells) - len(visits)
         for visited, measured in zip(timed, timing.timings, strict=True):
             if measured.failure is not None:
@@ -378,9 +376,7 @@ class _Run:
                     stderr_tail=measured.failure.stderr_tail,
                 )
                 continue
-            latency = timing.latency(
-                measured, visited.opened, visited.compile_s, flops=prepared.flops.get(visited.cell.case)
-            )
+            latency = timing.latency(measured, visited.opened, visited.compile_s)
             peaks = [replica.peak_rss_bytes for replica in measured.timed()]
             visited.record = msgspec.structs.replace(
                 visited.record,

@@ -2,12 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from crosshead.export.artifact import Artifact
 from crosshead.harness.errors import RequestError
@@ -26,13 +23,11 @@ class Prepared:
     Attributes:
         artifacts: verified, on disk.
         source_folder: where a user's factory file stands.
-        flops: arithmetic of each case by formula, where the source is a built-in block.
         notices: about the source itself.
     """
 
     artifacts: list[Artifact]
     source_folder: Path | None
-    flops: dict[str, float]
     notices: list[Notice]
 
 
@@ -108,15 +103,8 @@ def _export(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
         stress=plan.stress,
         on_step=on_step,
     )
-    flops = {}
-    if loaded.block is not None:
-        flops = {case.name: loaded.block.flops(_shapes(case.inputs), **plan.options) for case in cases}
     notices = [Notice(code=n.code, message=n.message, where=n.where or plan.source) for n in loaded.notices]
-    return Prepared(artifacts, loaded.folder, flops, notices)
-
-
-def _shapes(inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in inputs.items()}
+    return Prepared(artifacts, loaded.folder, notices)
 
 
 def _take_onnx(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
@@ -128,7 +116,7 @@ def _take_onnx(plan: Plan, out: Path, on_step: OnStep) -> Prepared:
     if plan.against is not None:
         on_step(f"comparing {Path(plan.against).name} with {path.name} in float64")
         artifacts.append(against_onnx_file(artifacts[0], Path(plan.against), out=out))
-    return Prepared(artifacts, None, {}, [])
+    return Prepared(artifacts, None, [])
 
 
 def _read_folder(folder: Path, out: Path, on_step: OnStep) -> Prepared:
@@ -149,7 +137,7 @@ def _read_folder(folder: Path, out: Path, on_step: OnStep) -> Prepared:
         if any(artifact.id == other.id for other in artifacts):
             raise RequestError(f"{folder} holds two artifacts called {artifact.id}; give the folder of one of them")
         artifacts.append(_copy(artifact, out))
-    return Prepared(artifacts, None, {}, [])
+    return Prepared(artifacts, None, [])
 
 
 def _artifact_folders(folder: Path) -> list[Path]:

@@ -349,8 +349,6 @@ class Timing:
         timing: CellTiming,
         visited: Opened | None,
         compile_s: float | None = None,
-        flops: float | None = None,
-        moved_bytes: float | None = None,
     ) -> LatencyRecord | None:
         """Return the latency of a cell; None where no process of it was measured.
 
@@ -358,12 +356,11 @@ class Timing:
             timing: the cell.
             visited: its first visit, for the cold start of a worker that opened with nothing beside it.
             compile_s: seconds of compiling in its first visit, where the backend compiles.
-            flops: arithmetic of one call, where it is known.
-            moved_bytes: bytes that one call has to move, where they are known.
         """
         timed = timing.timed()
         if not timed:
             return None
+        case = timing.cell.artifact.case(timing.cell.case)
         warms = [replica.warm for replica in timed if replica.warm is not None]
         cold = visited or timed[0].opened
         copies = [(warm.host_to_device_s, warm.device_to_host_s) for warm in warms]
@@ -379,8 +376,8 @@ class Timing:
             device_to_host_s=_median_or_none([back for _, back in copies]),
             compile_s=compile_s,
             compile_cached_s=_median_or_none([warm.compile_s for warm in warms]),
-            flops=flops,
-            moved_bytes=moved_bytes,
+            flops=case.flops,
+            moved_bytes=case.moved_bytes,
             peak=self.peaks.get(timing.cell.artifact.manifest.precision),
         )
 

@@ -102,6 +102,10 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
             L2, or the share that differs of whole numbers and booleans. Empty where the module draws none.
         apart: rows that decide nothing; of those in `Manifest.stress_cases` alone.
         given_sha256: digest of the blob holding outputs that a person gave with the inputs (`.npz`); None without.
+        flops: floating-point operations of one call, products alone: by a block's formula, else counted over the graph;
+            None where neither could be had. Of those in `Manifest.cases` alone.
+        moved_bytes: sizes of inputs, outputs and weights, in the dtypes of the file. Of those in `Manifest.cases`
+            alone.
     """
 
     name: str
@@ -119,6 +123,9 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     def digests(self) -> tuple[str, ...]:
         """Digests of all its blobs."""
         return (self.inputs_sha256, self.expected_sha256, *([self.given_sha256] if self.given_sha256 else []))
+
+    flops: float | None = None
+    moved_bytes: int | None = None
 
 
 class GraphVerdict(msgspec.Struct, frozen=True, kw_only=True):

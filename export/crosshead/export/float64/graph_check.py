@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from crosshead.export.artifact import FormError, GraphResult, GraphVerdict
 from crosshead.export.error import relative_l2
-from crosshead.export.float64._evaluator import describe
+from crosshead.export.float64._evaluator import Watch, describe
 from crosshead.export.float64._graph import Float64Graph
 from crosshead.export.float64._ops import RANDOM_OPS
 from crosshead.export.float64.literals import Literals
@@ -36,6 +36,7 @@ def check_graph(
     expected: Mapping[str, _Arrays],
     *,
     stress: Collection[str] = (),
+    watches: Mapping[str, Watch] = {},
 ) -> GraphVerdict:
     """Hold a graph against the module it was exported from (docs/method.md, "Is the graph right?").
 
@@ -56,6 +57,7 @@ def check_graph(
         expected: the oracle's outputs by case name (`module_outputs_float64`).
         stress: names of those that are evaluated beside these, however many they are. They can fail a graph; how exact
             it is, and how far its literals blur that, is told of the others.
+        watches: by case name, what is shown every node of the graph with its values, if the case is evaluated.
 
     Raises:
         SourceError: the module cannot be copied, or fails in double.
@@ -79,7 +81,7 @@ def check_graph(
     random = next((node for node in graph.model.graph.node if _is_random(node, graph)), None)
     found = _Findings()
     if random is None:
-        found = _compare(graph, literals, oracle, taken, cases, expected)
+        found = _compare(graph, literals, oracle, taken, cases, expected, watches)
         found.failures += _compare(graph, literals, oracle, hard, cases, expected).failures
     notes = found.notes[:1]
     notes += [f"{len(taken)} of {len(names)} cases were evaluated"] if len(taken) < len(names) else []
@@ -122,11 +124,12 @@ def _compare(
     taken: Sequence[str],
     cases: Mapping[str, _Arrays],
     expected: Mapping[str, _Arrays],
+    watches: Mapping[str, Watch] = {},
 ) -> _Findings:
     found = _Findings()
     for case in taken:
         try:
-            outputs = graph.run(cases[case])
+            outputs = graph.run(cases[case], watch=watches.get(case))
         except FormError as error:
             found.broken.append(f"case {case!r}: {error}")
             continue
