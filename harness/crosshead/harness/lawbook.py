@@ -165,13 +165,16 @@ def _shorter_prefix(question: Question) -> Iterator[Pair]:
 def _padding_isolation(question: Question) -> Iterator[Pair]:
     """Valid positions, with other tokens at padded ones; padding stands at the left, and in every second row apart.
 
-    Two tokens of a row are left, so that at the larger gain some query likes neither: then what leaks is all it sees.
+    Two tokens of a row are left, and there are several rows, so that at the larger gain some query likes neither: then
+    what leaks is all it sees.
     """
     signature = question.signature
     masks = [spec for spec in signature.inputs if signature.role(spec) == PADDING and len(spec.shape) == 2]
     if len(masks) != 1 or question.inputs[masks[0].name].dtype.kind not in "bf":
         return
     (mask,) = masks
+    if signature.batch is not None:
+        question = replace(question, inputs=signature.lengthened(question.inputs, signature.batch, 8, question.rng))
     rows, length = question.inputs[mask.name].shape
     if length < 2:
         return
@@ -329,7 +332,14 @@ LAWS: Final[tuple[Law, ...]] = (
     ),
     Law("causality", "outputs do not move when later tokens do", _causality, 4.0, rounds=False),
     Law("shorter-prefix", "a prefix alone gives the prefix of the outputs", _shorter_prefix, 4.0, reshapes=True),
-    Law("padding-isolation", "padded positions do not move the others", _padding_isolation, 4.0, rounds=False),
+    Law(
+        "padding-isolation",
+        "padded positions do not move the others",
+        _padding_isolation,
+        4.0,
+        rounds=False,
+        reshapes=True,
+    ),
     Law("token-permutation", "outputs follow the order of the tokens", _token_permutation, 10.0),
     Law("key-permutation", "the order of keys and values does not matter", _key_permutation, 10.0),
     Law("one-query-alone", "a query alone gives what it gives among others", _one_query_alone, 10.0, reshapes=True),
