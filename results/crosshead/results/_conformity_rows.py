@@ -203,7 +203,9 @@ def closing(record: ConformRecord) -> str:
     counts = "; ".join(map(backend_line, record.backends))
     say = {
         "fail": f"{new} {'result is' if new == 1 else 'results are'} off in a way that is not known",
-        "suspect": f"{known} known deviations, nothing new" if known else "no backend took any of these cases",
+        "suspect": f"{known} known {'deviation' if known == 1 else 'deviations'}, nothing new"
+        if known
+        else "no backend took any of these cases",
         "pass": "everything that ran gives what the standard expects",
     }
     return f"Verdict: {record.verdict}: {say[record.verdict]}. {counts}."

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from onnx import TensorProto, helper
 from tests.harness.conformity.graphs import Graph
@@ -12,7 +14,7 @@ def attention(
     outputs: list[str],
     *,
     kinds: dict[str, int] | None = None,
-    **attributes: object,
+    **attributes: Any,
 ) -> FeatureRecord:
     kinds = kinds or {}
     values = [

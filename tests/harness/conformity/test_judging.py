@@ -1,4 +1,4 @@
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -6,10 +6,14 @@ import pytest
 
 from crosshead.harness.conformity.judging import Tolerance, judge_outputs, same
 
+if TYPE_CHECKING:
+    from crosshead.export.artifact import Arrays
+
+DERIVED = Tolerance()
 WANT = np.array([[1.0, -2.0, 4.0], [0.5, 3.0, -8.0]])
 
 
-def judged(got: Any, want: Any, tolerance: Tolerance = Tolerance()) -> Any:
+def judged(got: Any, want: Any, tolerance: Tolerance = DERIVED) -> Any:
     (found,) = judge_outputs({"y": np.asarray(got)}, {"y": np.asarray(want)}, tolerance)
     return found
 
@@ -83,9 +87,9 @@ def test_a_persons_own_numbers_hold_for_every_dtype() -> None:
 
 
 def test_two_wrong_backends_may_still_be_the_same() -> None:
-    want = {"y": WANT.astype(np.float32)}
-    wrong = {"y": want["y"] * np.float32(1.5)}
-    assert same(wrong, {"y": wrong["y"] * np.float32(1.0001)}, want, Tolerance())
+    want: Arrays = {"y": WANT.astype(np.float32)}
+    wrong: Arrays = {"y": (1.5 * WANT).astype(np.float32)}
+    assert same(wrong, {"y": (1.5001 * WANT).astype(np.float32)}, want, Tolerance())
     assert not same(wrong, want, want, Tolerance())
     assert not same(wrong, {"y": WANT}, want, Tolerance())
     assert not same(wrong, {}, want, Tolerance())

@@ -6,7 +6,6 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import pytest
 from tests.harness.conformity.graphs import Arrays, Graph, reference
 
 from crosshead.harness.conformity import KNOWN, known_deviations, read_features
@@ -57,7 +56,8 @@ def ort(graph: Graph) -> Arrays | None:
     try:
         return dict(zip(names, session.run(names, graph.inputs()), strict=True))
     except Exception as error:
-        assert re.search("inconsistent (total|q)_sequence_length", str(error))
+        if not re.search("inconsistent (total|q)_sequence_length", str(error)):
+            raise
         return None
 
 
