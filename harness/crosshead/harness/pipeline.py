@@ -25,6 +25,7 @@ from crosshead.harness.agreement import agreements
 from crosshead.harness.axes import BAKED, AxesProof, prove_axes
 from crosshead.harness.cause import find_causes
 from crosshead.harness.cells import Cell, choose_backends, make_cells
+from crosshead.harness.conformity.support import support_notices
 from crosshead.harness.examine import Examination, Stage
 from crosshead.harness.given import with_given
 from crosshead.harness.growth import measure_growth
@@ -108,6 +109,14 @@ def compare(plan: Plan, progress: Progress = silent) -> Finished:
     return _Run(plan, ("compare",), progress).carry_out()
 
 
+def compare_to_failure(plan: Plan, progress: Progress = silent) -> Finished:
+    """Compare numbers as far as it takes to fail: laws, noise and causes are left out. Raises as `run`.
+
+    The stress set is run only where nothing else failed.
+    """
+    return _Run(plan, ("compare",), progress, to_failure=True).carry_out()
+
+
 def bench(plan: Plan, progress: Progress = silent) -> Finished:
     """Export and measure latency; outputs are not judged. Raises as `run`."""
     return _Run(plan, ("bench",), progress).carry_out()
@@ -116,7 +125,8 @@ def bench(plan: Plan, progress: Progress = silent) -> Finished:
 class _Run:
     """One run under way. The record is written after every step, so that what is finished is never lost."""
 
-    def __init__(self, plan: Plan, parts: tuple[Part, ...], progress: Progress) -> None:
+    def __init__(self, plan: Plan, parts: tuple[Part, ...], progress: Progress, *, to_failure: bool = False) -> None:
+        self._to_failure = to_failure
         self._plan = plan if "compare" in parts else msgspec.structs.replace(plan, stress=False)
         self._parts = parts
         self._progress = progress
@@ -172,14 +182,16 @@ class _Run:
         if self._plan.save_outputs is not None:
             save_outputs(self._plan.save_outputs, visits)
         if "compare" in self._parts:
-            self._examine(visits, scratch)
+            if not self._to_failure or overall(self._record) == "pass":
+                self._examine(visits, scratch)
             current = {artifact.id: artifact for artifact in self._artifacts}
             with self._phases.during("judge"):
                 found = agreements(visits, current, self._record.noise)
-            self._update(agreements=found)
+                self._notices += support_notices(self._record.cells, found, current)
+            self._update(agreements=found, notices=self._notices)
         if self._parts != ("bench",):
             self._prove_axes(scratch)
-        if "compare" in self._parts:
+        if "compare" in self._parts and not self._to_failure:
             with self._phases.during("causes"):
                 causes = find_causes(visits, {artifact.id: artifact for artifact in self._artifacts}, self._record)
             self._update(causes=causes)
@@ -297,7 +309,7 @@ class _Run:
         folder.mkdir()
         stages: dict[str, Stage] = {"stress": StressStage()} if self._plan.stress else {}
         examination = Examination(
-            {**stages, **STAGES},
+            stages if self._to_failure else {**stages, **STAGES},
             limits=self._limits,
             tolerances=self._plan.tolerances,
             seed=self._plan.seed,
