@@ -128,7 +128,7 @@ def visit(
         status="ok",
         details=details,
         peak_rss_bytes=max(opened.peak_rss_bytes, again.peak_rss_bytes),
-        placement=_providers(placement),
+        placement=providers(placement),
         placement_proof=placement.proof if placement is not None else "",
     )
     return Visit(cell, record, outputs=first, noise=noise, opened=opened, compile_s=ran.compile_s)
@@ -148,7 +148,8 @@ def failure_record(cell: Cell, error: Exception) -> CellRecord:
     return cell.record(status=status, reason=reason, stderr_tail=scrub(tail))
 
 
-def _providers(placement: Placement | None) -> dict[str, ProviderRecord]:
+def providers(placement: Placement | None) -> dict[str, ProviderRecord]:
+    """Return what each execution provider computes; empty where the backend has no such notion."""
     if placement is None:
         return {}
     return {

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosshead.export.artifact import pack_arrays, unpack_arrays, write_whole
-from crosshead.harness.accuracy import Limits, _providers, failure_record, launch
+from crosshead.harness.accuracy import Limits, failure_record, launch, providers
 from crosshead.harness.cells import Cell
 from crosshead.harness.load_plan import LoadPlan, Objective
 from crosshead.harness.load_schedule import draw_seed, poisson_arrivals
@@ -129,7 +129,7 @@ class CellUnderLoad:
         self._call_s = warm.call_s
         self._update(
             details={name: scrub(text) for name, text in opened.details.items()},
-            placement=_providers(opened.placement),
+            placement=providers(opened.placement),
             first_call_s=warm.first_call_s,
             call_s=warm.call_s,
             steady=warm.steady,

@@ -20,7 +20,7 @@ from crosshead.harness.cells import Cell, choose_backends, make_cells
 from crosshead.harness.load_cell import CellUnderLoad, begun
 from crosshead.harness.load_plan import LoadPlan
 from crosshead.harness.load_verdict import overall_load
-from crosshead.harness.pipeline import Progress, _artifact_record, _thread_notices, _versions, silent
+from crosshead.harness.pipeline import Progress, artifact_record, library_versions, silent, thread_notices
 from crosshead.harness.sources import ARTIFACTS, prepare
 from crosshead.results import Notice, environment_notices, new_run_id, read_environment
 from crosshead.results.load_markdown import load_summary
@@ -72,7 +72,7 @@ class _LoadTest:
         backends, missing = choose_backends(plan.backends)
         if plan.source_kind == "module":
             plan.form_opsets()  # refuses before anything is written
-        self._notices = [*missing, *_thread_notices(self._settings)]
+        self._notices = [*missing, *thread_notices(self._settings)]
         self._record = self._first_record(backends)
         self._store = LoadStore.create(plan.out, self._record.id, self._record)
         by_name = frozenset(runtime.name for runtime, named in backends if named)
@@ -94,7 +94,7 @@ class _LoadTest:
         plan = self._plan.plan
         prepared = prepare(plan, self._store.path / ARTIFACTS, self._progress)
         self._notices += prepared.notices
-        self._update(artifacts=[_artifact_record(artifact, AxesProof()) for artifact in prepared.artifacts])
+        self._update(artifacts=[artifact_record(artifact, AxesProof()) for artifact in prepared.artifacts])
         cells, refused = make_cells(
             prepared.artifacts,
             backends,
@@ -163,6 +163,6 @@ class _LoadTest:
                 time_budget_s=plan.time_budget_s,
                 seed=plan.seed,
             ),
-            environment=read_environment(_versions(backends)),
+            environment=read_environment(library_versions(backends)),
             notices=self._notices,
         )

@@ -144,7 +144,7 @@ class _Run:
         backends, missing = choose_backends(plan.backends) if self._parts else ([], [])
         if plan.source_kind == "module":
             plan.form_opsets()  # refuses before anything is written
-        self._notices = [*missing, *_thread_notices(self._settings)]
+        self._notices = [*missing, *thread_notices(self._settings)]
         self._record = self._first_record(backends)
         self._store = RunStore.create(plan.out, self._record.id, self._record)
         by_name = frozenset(runtime.name for runtime, named in backends if named)
@@ -438,15 +438,16 @@ class _Run:
                 timed="bench" in self._parts,
                 growth_calls=plan.growth,
             ),
-            environment=read_environment(_versions(backends)),
+            environment=read_environment(library_versions(backends)),
             notices=self._notices,
         )
 
     def _artifact_records(self) -> list[ArtifactRecord]:
-        return [_artifact_record(artifact, self._axes.get(artifact.id, AxesProof())) for artifact in self._artifacts]
+        return [artifact_record(artifact, self._axes.get(artifact.id, AxesProof())) for artifact in self._artifacts]
 
 
-def _artifact_record(artifact: Artifact, proof: AxesProof) -> ArtifactRecord:
+def artifact_record(artifact: Artifact, proof: AxesProof) -> ArtifactRecord:
+    """Return what a record says of an artifact, its dynamic axes included."""
     manifest = artifact.manifest
     return ArtifactRecord(
         id=manifest.id,
@@ -485,7 +486,8 @@ def _comparisons(timed: Sequence[Visit]) -> list[ComparisonRecord]:
     return found
 
 
-def _thread_notices(settings: Settings) -> list[Notice]:
+def thread_notices(settings: Settings) -> list[Notice]:
+    """Return a notice where there are more threads than cores."""
     cores = default_threads()
     if settings.threads <= cores:
         return []
@@ -496,8 +498,8 @@ def _thread_notices(settings: Settings) -> list[Notice]:
     return [Notice(code="threads-over-cores", message=message, where="plan")]
 
 
-def _versions(backends: Sequence[tuple[Runtime, bool]]) -> dict[str, str]:
-    """Versions of the libraries that decide the figures, by distribution name."""
+def library_versions(backends: Sequence[tuple[Runtime, bool]]) -> dict[str, str]:
+    """Return the versions of the libraries that decide the figures, by distribution name."""
     from importlib.metadata import PackageNotFoundError
 
     found = {}
