@@ -11,18 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from crosshead.runtimes.load import (
-    Arrivals,
-    Clients,
-    Demand,
-    Served,
-    most_left,
-    serve,
-    serve_by_clocks,
-    serve_in_turns,
-    turn,
-)
+from crosshead.runtimes.load import Demand, Served, most_left, serve, serve_by_clocks, serve_in_turns
 from crosshead.runtimes.load_clock import STILL_S, TICK_S, RealClock, VirtualClock, Watch, calendar_s, punctual
+from crosshead.runtimes.load_line import Arrivals, Clients, turn
 from crosshead.runtimes.messages import Look
 
 CALL_S = 1e-3
