@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crosshead.export.float64._graph import Float64Graph
     from crosshead.export.float64.evaluate import evaluate_float64
     from crosshead.export.float64.graph_check import check_graph
     from crosshead.export.float64.oracle import Float64Module, module_outputs_float64
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from crosshead.export.float64.widening import narrowing_casts, widen
 
 __all__ = [
+    "Float64Graph",
     "Float64Module",
     "Overflow",
     "check_graph",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Float64Graph": "_graph",
     "Float64Module": "oracle",
     "Overflow": "overflow",
     "check_graph": "graph_check",
