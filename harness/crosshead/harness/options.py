@@ -115,19 +115,15 @@ EXPORT = together(
             "--exporter",
             type=click.Choice(("dynamo", "torchscript")),
             default="dynamo",
-            show_default=True,
-            help="Which of torch's exporters.",
+            metavar="NAME",
+            help="dynamo or torchscript.  [dynamo]",
         ),
-        click.option(
-            "--precision", "precisions", multiple=True, help="fp32, fp16 or bf16; repeatable.  [as the module comes]"
-        ),
+        click.option("--precision", "precisions", multiple=True, help="fp32, fp16 or bf16; repeatable.  [as it comes]"),
         click.option("--set", "options", type=Assignment(), multiple=True, help="Argument of the block or factory."),
         click.option("--batch", "batches", type=Sizes(), default="1,8", show_default=True, help="Blocks: batch sizes."),
         click.option("--seq", "lengths", type=Sizes(), default="128", show_default=True, help="Blocks: token counts."),
         click.option("--shape", "shapes", type=NamedShapes(), multiple=True, help="Other sources: shapes of an input."),
-        click.option(
-            "--inputs", multiple=True, help="Your cases: .npz, test_data_set folder, file.py:function; repeatable."
-        ),
+        click.option("--inputs", multiple=True, metavar="SOURCE", help="Your cases: .npz, folder or x.py:function."),
         click.option("--keep-training-mode", is_flag=True, help="Do not switch the module to eval."),
         click.option("--seed", type=int, default=0, show_default=True, help="Of weights, inputs and order."),
     ]
@@ -166,9 +162,7 @@ SAVING = together(
 
 STRESS = together(
     [
-        click.option(
-            "--stress/--no-stress", "stress", default=True, help="Also small inputs that find faults.  [stress]"
-        ),
+        click.option("--stress/--no-stress", "stress", default=True, help="Also small inputs that find faults.  [yes]"),
     ]
 )
 
@@ -179,9 +173,9 @@ MEASURING = together(
             "time_budget_s",
             type=float,
             default=20.0,
-            help="Seconds of measuring, warm-up included.  [20]",
+            help="Seconds of measuring, warm-up too.  [20]",
         ),
-        click.option("--growth", type=int, default=0, help="Calls with varying lengths, for memory.  [0: not asked]"),
+        click.option("--growth", type=int, default=0, help="Calls of varying lengths, for memory.  [0]"),
         click.option("--processes", type=int, default=5, show_default=True, help="Worker processes a timed cell."),
     ]
 )
@@ -192,8 +186,7 @@ OUTPUT = together(
             "--out",
             type=click.Path(path_type=Path),
             default=Path("results/runs"),
-            show_default=True,
-            help="Takes one folder a run.",
+            help="Takes one folder a run.  [results/runs]",
         ),
         click.option("--strict", is_flag=True, help="Suspect, weak and void fail too."),
         click.option("--json", "as_json", is_flag=True, help="The record on stdout, nothing else."),

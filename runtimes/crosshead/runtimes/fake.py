@@ -244,7 +244,7 @@ class _FakeSession(Session):
         if self._inner is not None:
             return self._inner.run(inputs)
         dtypes = {spec.name: _dtype(spec.dtype) for spec in self._artifact.manifest.outputs}
-        for case in (*self._artifact.manifest.cases, *self._artifact.manifest.size_cases):
+        for case in self._artifact.manifest.all_cases:
             carried = self._artifact.inputs(case.name)
             if all(
                 carried[name].shape == array.shape and carried[name].tobytes() == array.tobytes()
