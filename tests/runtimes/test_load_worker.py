@@ -11,7 +11,15 @@ import pytest
 from tests.runtimes.conftest import StartWorker
 
 from crosshead.export.artifact import Artifact, pack_arrays, unpack_arrays
-from crosshead.runtimes import CAN_PAUSE, BackendError, Settings, WorkerCrashedError, WorkerTimeoutError
+from crosshead.runtimes import (
+    CAN_PAUSE,
+    BackendError,
+    Settings,
+    Unavailable,
+    WorkerCrashedError,
+    WorkerTimeoutError,
+    get_runtime,
+)
 from crosshead.runtimes.messages import Load, Look
 
 needs_stopping = pytest.mark.skipif(not CAN_PAUSE, reason="processes are stopped on Linux only")
@@ -43,10 +51,32 @@ def test_a_worker_serves_arrivals(backend: str, linear: Artifact, start_worker: 
     assert set(times) == {"intended_s", "started_s", "ended_s", "idle"}
 
 
-@pytest.mark.parametrize("backend", ["torch-eager", "ort-cpu"])
+def test_a_real_worker_queues_as_a_line_at_one_server_does(
+    linear: Artifact, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """The reduced form of `benchmarks/load.py`: how long a call takes is not asked, only who waits for whom."""
+    worker = start_worker("fake", linear, fake(sleep_s=0.003))
+    worker.warm_up(linear.inputs_path("1x5"), 0.05)
+    arrivals_s = np.sort(np.random.default_rng(0).uniform(0.0, 2.0, 300))
+    loaded = worker.load(request(tmp_path, arrivals_s.tolist(), duration_s=2.0))
+    times = unpack_arrays(tmp_path / "samples.npz")
+    intended_s, started_s, ended_s = (times[name].astype(float) for name in ("intended_s", "started_s", "ended_s"))
+    assert loaded.answered == len(intended_s)
+    free_s = np.concatenate([[-1.0], ended_s[:-1]])  # when the call before ended
+    assert np.all(started_s >= np.maximum(intended_s, free_s))
+    assert np.all(free_s[times["idle"].astype(bool)] <= intended_s[times["idle"].astype(bool)])
+    late_s = started_s - np.maximum(intended_s, free_s)  # what is neither queueing nor service
+    assert np.median(late_s) < np.median(ended_s - started_s)
+
+
+@pytest.mark.parametrize("backend", ["torch-eager", "ort-cpu", pytest.param("torch-compile", marks=pytest.mark.slow)])
 def test_workers_share_one_session(
     backend: str, from_source: Any, source_folder: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
+    runtime = get_runtime(backend)
+    if isinstance(runtime.probe(), Unavailable):
+        pytest.skip(f"{backend} is not available")
+    assert runtime.capabilities.calls_at_once
     artifact = from_source()
     worker = start_worker(backend, artifact, source_folder=source_folder)
     worker.warm_up(artifact.inputs_path("2x7"), 0.05)

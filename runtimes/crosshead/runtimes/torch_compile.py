@@ -37,7 +37,7 @@ class TorchCompile(TorchEager):
 
     name: ClassVar[str] = "torch-compile"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        executes="module", precisions=("fp32", "fp16", "bf16"), in_all=False, compiles=True
+        executes="module", precisions=("fp32", "fp16", "bf16"), in_all=False, compiles=True, calls_at_once=True
     )
 
     def probe(self) -> Available | Unavailable:
