@@ -1,19 +1,26 @@
 """Any graph through one backend: small models, cut out of a larger one, opened one after the other in one worker."""
 
+import math
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import onnx
 
 from crosshead.export.artifact import (
+    UNIT_ROUNDOFFS,
     Arrays,
     Artifact,
+    CaseRecord,
     FormError,
     Manifest,
     Precision,
     Source,
     TensorSpec,
+    Yardstick,
     pack_arrays,
     sha256_bytes,
     unpack_arrays,
@@ -34,7 +41,14 @@ class Asker:
     """
 
     def __init__(
-        self, runtime: Runtime, settings: Settings, precision: Precision, limits: Limits, scratch: Path
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        precision: Precision,
+        limits: Limits,
+        scratch: Path,
+        *,
+        primed: bool = False,
     ) -> None:
         """Prepare.
 
@@ -44,7 +58,9 @@ class Asker:
             precision: of the graphs.
             limits: of the worker.
             scratch: an existing folder.
+            primed: ask each model of other numbers first: for a backend that depends on the call before.
         """
+        self._primed = primed
         self.runtime = runtime
         self.settings = settings
         self._precision: Precision = precision
@@ -70,10 +86,11 @@ class Asker:
             raise FormError(f"the model holds {model.ByteSize() / 1e9:.1f} GB, too much to be handed over in one piece")
         data = model.SerializeToString(deterministic=True)
         asked, answered = self._scratch / "asked.npz", self._scratch / "answered.npz"
-        write_whole(asked, pack_arrays(inputs))
         try:
             worker = self._opened(data, model, inputs)
-            worker.run(asked, answered)
+            for arrays in (other_numbers(inputs), inputs) if self._primed else (inputs,):
+                write_whole(asked, pack_arrays(arrays))
+                worker.run(asked, answered)
         except WorkerError:
             self.close()
             raise
@@ -138,6 +155,60 @@ class Asker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def other_numbers(inputs: Arrays) -> Arrays:
+    """Return inputs of the same shapes that hold other numbers: floats with their signs changed."""
+    return {name: np.negative(array) if array.dtype.kind == "f" else array for name, array in inputs.items()}
+
+
+def with_case(
+    artifact: Artifact,
+    name: str,
+    inputs: Arrays,
+    expected: Arrays,
+    sensitivities: Mapping[str, tuple[float, float]],
+    out: Path,
+) -> Artifact:
+    """Write an artifact that carries one case more.
+
+    Args:
+        artifact: stays as it is.
+        name: of the case.
+        inputs: of its graph.
+        expected: the oracle's outputs.
+        sensitivities: by floating output, over all of it and over its worst row.
+        out: takes the folder.
+    """
+    u = UNIT_ROUNDOFFS[artifact.manifest.precision]
+    packed = pack_arrays(inputs), pack_arrays(expected)
+    digests = [sha256_bytes(data) for data in packed]
+    case = CaseRecord(
+        name=name,
+        reason="found by a search",
+        seed=0,
+        inputs_sha256=digests[0],
+        expected_sha256=digests[1],
+        yardsticks={
+            output: Yardstick(sensitivity=whole, sensitivity_row=row, unit_roundoff=u)
+            for output, (whole, row) in sensitivities.items()
+            if math.isfinite(whole) and math.isfinite(row)
+        },
+    )
+    manifest = msgspec.structs.replace(artifact.manifest, cases=(*artifact.manifest.cases, case))
+    folder = out / artifact.id
+    shutil.copytree(artifact.folder, folder, copy_function=_link)
+    added = Artifact(folder, artifact.manifest).with_manifest(manifest)
+    added.inputs_path(name).write_bytes(packed[0])
+    added.expected_path(name).write_bytes(packed[1])
+    return added
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def with_model(artifact: Artifact, model: onnx.ModelProto, identity: str, out: Path) -> Artifact:

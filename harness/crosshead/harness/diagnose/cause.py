@@ -10,20 +10,12 @@ from numpy.typing import NDArray
 from crosshead.export.artifact import Arrays, FormError
 from crosshead.export.error import relative_l2
 from crosshead.harness.diagnose.culprit import LIMIT_TIMES, Ask, Own
+from crosshead.harness.modes import CORRELATION, EXPLAINED_SHARE, NAMES
 from crosshead.results import Cause
 from crosshead.runtimes import BackendError, WorkerError
 
-EXPLAINED: Final = 0.5
-"""Share of an error's energy that a math mode must explain to be named."""
-
-_MODES: Final[Mapping[str, str]] = {
-    "tf32": "rounds the factors of its products to TF32 (10 bits of mantissa)",
-    "tf32-truncated": "cuts the factors of its products to TF32 (10 bits of mantissa)",
-    "bf16": "rounds the factors of its products to bfloat16",
-    "fp16": "rounds the factors of its products to float16",
-    "fp16-accumulation": "sums its products in float16",
-    "fp16-accumulation-pairwise": "sums its products in float16, by pairs",
-}
+NOISE_SHARE: Final = 0.1
+"""Two runs that differ by this share of the error: it changes from call to call."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ def reason_of(own: Own, ask: Ask) -> Reason:
     except (BackendError, WorkerError) as error:
         return Reason("kernel", f"ran once, and failed the second time: {error}")
     spread = max((relative_l2(second[name], own.got[name]) for name in own.got if name in second), default=0.0)
-    if spread > 0.1 * own.error and own.times > LIMIT_TIMES:
+    if spread > NOISE_SHARE * own.error and own.times > LIMIT_TIMES:
         return Reason("nondeterminism", f"gives other numbers each time: two runs differ by {spread:.1e}")
     beyond = _beyond(own.want, own.got)
     if beyond:
@@ -56,7 +48,8 @@ def reason_of(own: Own, ask: Ask) -> Reason:
     mode = _mode(own)
     if mode is not None:
         name, explained = mode
-        return Reason("math-mode", f"{_MODES[name]}, which explains {100 * explained:.0f} % of its error")
+        told = f"forms its products with {NAMES.get(name, name)}, which explains {explained:.0%} of its error"
+        return Reason("math-mode", told)
     return Reason("kernel", "computes something else than the operator is defined to")
 
 
@@ -90,4 +83,6 @@ def _mode(own: Own) -> tuple[str, float] | None:
     except FormError:
         return None
     best = shares[0] if shares else None
-    return (best.mode, best.explained) if best is not None and best.explained >= EXPLAINED else None
+    if best is None or best.explained < EXPLAINED_SHARE or best.correlation < CORRELATION:
+        return None
+    return best.mode, best.explained

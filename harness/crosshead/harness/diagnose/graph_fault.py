@@ -212,7 +212,7 @@ class GraphFault:
         """Return the smallest input on which the graph is wrong; None where only the cases can be asked."""
         if self._truth is None or shown.broken:
             return None
-        least = max(self.limit, shown.error / 100)
+        least = max(self.limit, shown.error / 100) if math.isfinite(shown.error) else self.limit
 
         def error_on(inputs: Arrays) -> float:
             try:
@@ -224,7 +224,7 @@ class GraphFault:
             if not any(np.any(array) for array in want.values()):
                 return 0.0
             error, wrong = self._apart(got, want)
-            return error if wrong and math.isfinite(error) else 0.0
+            return error if wrong else 0.0
 
         small = shrink(
             shown.inputs,

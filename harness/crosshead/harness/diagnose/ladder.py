@@ -237,6 +237,8 @@ def _in_double(cell: Cell, scratch: Path) -> Cell:
         stress_cases=(),
         inputs=specs,
         precision="fp32",  # the nearest that a backend declares
+        source=msgspec.structs.replace(artifact.manifest.source, cast=None),
+        form="given",
     )
     doubled = doubled.with_manifest(manifest)
     doubled.inputs_path(case.name).write_bytes(data)

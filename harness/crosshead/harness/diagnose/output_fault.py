@@ -16,7 +16,7 @@ from crosshead.export.error import relative_l2, relative_l2_both
 from crosshead.export.float64 import Float64Graph, graph_sensitivity
 from crosshead.harness.accuracy import Limits
 from crosshead.harness.cells import Cell
-from crosshead.harness.diagnose.asking import Asker
+from crosshead.harness.diagnose.asking import Asker, other_numbers
 from crosshead.harness.diagnose.bundle import Exhibit, script_for
 from crosshead.harness.diagnose.cause import Reason, reason_of
 from crosshead.harness.diagnose.culprit import HALF_LIMIT_TIMES, LIMIT_TIMES, Culprit, Own, Search, label
@@ -57,7 +57,16 @@ class Found:
 class OutputFault:
     """One cell that is off, crashed, or does not agree with another."""
 
-    def __init__(self, suspect: Suspect, base: Standing, limits: Limits, scratch: Path, on_step: OnStep) -> None:
+    def __init__(
+        self,
+        suspect: Suspect,
+        base: Standing,
+        limits: Limits,
+        scratch: Path,
+        on_step: OnStep,
+        *,
+        primed: bool = False,
+    ) -> None:
         """Prepare.
 
         Args:
@@ -66,7 +75,9 @@ class OutputFault:
             limits: of a worker.
             scratch: an existing folder.
             on_step: told what is being done.
+            primed: the fault shows after a call on other numbers alone.
         """
+        self._primed = primed
         assert suspect.cell is not None, "a wrong graph goes another way"
         self.cell: Cell = suspect.cell
         self.artifact: Artifact = self.cell.artifact
@@ -117,14 +128,8 @@ class OutputFault:
             other = None
         (folder / "other").mkdir(exist_ok=True)
         with (
-            Asker(self.cell.runtime, settings, self._precision, self._limits, folder) as asker,
-            Asker(
-                (other or self.cell).runtime,
-                (other or self.cell).settings,
-                self._precision,
-                self._limits,
-                folder / "other",
-            ) as second,
+            self._asker(self.cell, settings, folder) as asker,
+            self._asker(other or self.cell, (other or self.cell).settings, folder / "other") as second,
         ):
             search = Search(
                 graph,
@@ -140,11 +145,16 @@ class OutputFault:
             if culprit is None:
                 return f"no cut of the graph {name} is off when it is fed the oracle's values ({search.asked} asked)"
             node = culprit.nodes[0]
-            if len(culprit.nodes) == 1 and node.op_type == "Cast" and not culprit.own.failed:
+            if self._primed:
+                reason = Reason("kernel", "gives what it computed in the call before")
+            elif len(culprit.nodes) == 1 and node.op_type == "Cast" and not culprit.own.failed:
                 reason = Reason("graph", "narrows what passes through it: the graph itself asks for that")
             else:
                 reason = reason_of(culprit.own, asker.outputs)
             return Found(culprit, graph, name, unfused, settings, reason)
+
+    def _asker(self, cell: Cell, settings: Settings, folder: Path) -> Asker:
+        return Asker(cell.runtime, settings, self._precision, self._limits, folder, primed=self._primed)
 
     @property
     def _precision(self) -> Any:
@@ -226,6 +236,8 @@ class OutputFault:
         """Hold what the backend gives on any inputs against the graph in float64, or against the other backend."""
         try:
             want: Mapping[str, NDArray[Any]] = wide.run(inputs)
+            if self._primed:
+                runner.outputs(other_numbers(inputs))
             got = runner.outputs(inputs)
             if second is not None:
                 got, want = got, second.outputs(inputs)
@@ -279,7 +291,7 @@ class OutputFault:
                 values |= oracle_values(found.graph, inputs, values)
         except FormError:
             return None
-        with Asker(self.cell.runtime, found.settings, self._precision, self._limits, folder) as asker:
+        with self._asker(self.cell, found.settings, folder) as asker:
             search = Search(
                 found.graph,
                 values,
@@ -318,6 +330,8 @@ class OutputFault:
         try:
             want = Float64Graph.of(self.model).run(inputs)
             with Runner(self.cell, self._limits, folder) as runner:
+                if self._primed:
+                    runner.outputs(other_numbers(inputs))
                 got = runner.outputs(inputs)
         except FormError:
             return None
@@ -341,7 +355,7 @@ class OutputFault:
 
 def wrong_in_float64(artifact: Artifact, model: onnx.ModelProto, suspect: Suspect, base: Standing) -> bool:
     """Whether an error is in the graph: its own float64 evaluation is as far from the oracle as the backend is."""
-    if base.crashed or base.error is None or not math.isfinite(base.error):
+    if base.crashed or not base.error or not math.isfinite(base.error):
         return False
     try:
         outputs = Float64Graph.of(model).run(suspect.inputs)

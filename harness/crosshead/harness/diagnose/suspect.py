@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from crosshead.export.artifact import Arrays, Artifact
 from crosshead.harness.cells import Cell
 from crosshead.harness.errors import RequestError
+from crosshead.harness.metrics import is_floating
 from crosshead.results import AgreementRecord, ArtifactRecord, CellRecord, RunRecord
 from crosshead.results.diagnosis import Subject
 from crosshead.runtimes import Settings, get_runtime
@@ -29,6 +31,8 @@ class Suspect:
         other: the cell that it does not agree with.
         inputs: the arrays of the case.
         expected: the oracle's outputs on them.
+        data: why nobody can be right on these inputs, where that is so.
+        half: whether only the arithmetic inside is coarser than fp16's, which the error end to end hides.
     """
 
     subject: Subject
@@ -39,6 +43,8 @@ class Suspect:
     expected: Arrays
     cell: Cell | None = None
     other: Cell | None = None
+    data: str = ""
+    half: bool = False
 
 
 def find_suspect(
@@ -60,22 +66,18 @@ def find_suspect(
     for graph in record.artifacts:
         if graph.graph.verdict == "fail" and graph.id in artifacts:
             return _wrong_graph(graph, artifacts[graph.id])
-    ranked = sorted(
-        (
-            (_rank(cell, artifacts[cell.artifact]), n)
-            for n, cell in enumerate(record.cells)
-            if cell.artifact in artifacts
-        )
-    )
-    for rank, place in ranked:
-        if rank[0] < _FINE:
-            return _failed_cell(record.cells[place], artifacts, source_folder)
+    for cells in (record.cells, record.stress):
+        known = [cell for cell in cells if cell.artifact in artifacts]
+        ranked = sorted((_rank(cell, artifacts[cell.artifact]), place) for place, cell in enumerate(known))
+        if ranked and ranked[0][0][0] < _FINE:
+            return _failed_cell(known[ranked[0][1]], artifacts, source_folder)
     for agreement in record.agreements:
         if agreement.verdict == "fail":
             return _agreement(record, agreement, artifacts, source_folder)
     return None
 
 
+_NOBODY = ("nothing to judge", "ill-conditioned")
 _FAILED, _CRASHED, _DOUBTFUL, _FINE = range(4)
 
 
@@ -106,7 +108,19 @@ def _failed_cell(record: CellRecord, artifacts: Mapping[str, Artifact], folder: 
         artifact.inputs(record.case),
         artifact.expected(record.case),
         cell=cell,
+        data=_data(record, artifact),
+        half=any(output.verdict == "suspect" and output.times_native is not None for output in record.outputs),
     )
+
+
+def _data(record: CellRecord, artifact: Artifact) -> str:
+    """Say why nobody can be right on the inputs of a cell; empty where somebody can."""
+    said = [output.reason for output in record.outputs if output.reason.startswith(_NOBODY)]
+    if not said:
+        return ""
+    inputs = artifact.inputs(record.case)
+    nan = [repr(n) for n, array in inputs.items() if is_floating(array) and np.isnan(array.astype(np.float64)).any()]
+    return f"{said[0]}; input {', '.join(nan)} holds NaN" if nan else said[0]
 
 
 def _agreement(

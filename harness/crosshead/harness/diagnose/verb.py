@@ -13,17 +13,20 @@ import msgspec
 
 from crosshead.export.artifact import Artifact, ExportError
 from crosshead.harness.accuracy import Limits
+from crosshead.harness.diagnose.asking import other_numbers
 from crosshead.harness.diagnose.bundle import Exhibit, write_bundle
 from crosshead.harness.diagnose.graph_fault import GraphFault
-from crosshead.harness.diagnose.ladder import climb
+from crosshead.harness.diagnose.ladder import Ladder, climb
+from crosshead.harness.diagnose.law_suspect import find_broken_law
 from crosshead.harness.diagnose.output_fault import OutputFault, other_forms, wrong_in_float64
 from crosshead.harness.diagnose.shrink import Smallest, check_hypothesis
-from crosshead.harness.diagnose.standing import Standing, run_cell, try_cell
+from crosshead.harness.diagnose.standing import Standing, failed, hold, run_cell, try_cell
 from crosshead.harness.diagnose.suspect import Suspect, find_suspect
 from crosshead.harness.errors import RequestError
 from crosshead.harness.phases import Phases
 from crosshead.harness.pipeline import Progress, compare_to_failure, silent
 from crosshead.harness.plan import Plan
+from crosshead.harness.runner import Runner
 from crosshead.harness.sources import ARTIFACTS
 from crosshead.results import Cause, RunRecord, new_run_id, read_run
 from crosshead.results.diagnosis import CulpritRecord, DiagnosisRecord, DiagnosisStore
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 BUNDLE: Final = "bundle"
 SHRINK_BUDGET_S: Final = 10.0
+AGREED: Final = "Nothing wrong was found: the two backends agree on every case."
 NOTHING: Final = (
     "Nothing wrong was found: every graph is its module's function, and every output is within its rounding."
 )
@@ -108,8 +112,10 @@ class _Diagnosis:
                 raise KeyboardInterrupt
             suspect = find_suspect(run, self._artifacts, self._source_folder(), self._against)
             with tempfile.TemporaryDirectory(prefix="crosshead-") as scratch:
+                if suspect is None and self._against is None:
+                    suspect = self._broken_law(run, Path(scratch))
                 if suspect is None:
-                    self._update(message=NOTHING)
+                    self._update(message=NOTHING if self._against is None else AGREED)
                 else:
                     self._look_into(suspect, Path(scratch))
             self._update(finished=True)
@@ -117,6 +123,16 @@ class _Diagnosis:
             self._update(message=self._record.message or "Interrupted before anything was found.")
             return self._left(interrupted=True)
         return self._left()
+
+    def _broken_law(self, run: RunRecord, scratch: Path) -> Suspect | None:
+        """Return a failure that only a law shows; the laws of an earlier run are not asked again where none failed."""
+        if self._plan.source_kind == "folder" and not any(law.verdict == "fail" for law in run.laws):
+            return None
+        self._step("the laws")
+        with self._phases.during("laws"):
+            return find_broken_law(
+                run.cells, self._artifacts, self._source_folder(), self._limits, scratch, self._plan.seed
+            )
 
     def _left(self, *, interrupted: bool = False) -> Diagnosed:
         self._store.write_summary(diagnosis_summary(self._record))
@@ -164,7 +180,15 @@ class _Diagnosis:
             return
         base, other = self._seen_again(suspect, scratch)
         self._update(error=base.error, times_expected=base.times if base.times < float("inf") else None)
-        if base.passes:
+        if suspect.data:
+            self._update(cause="data", message=f"data: {suspect.data}")
+            return
+        if base.passes and not suspect.half:
+            again = self._primed(suspect, scratch)
+            if not again.passes:
+                self._update(error=again.error, times_expected=again.times if again.times < float("inf") else None)
+                self._output(suspect, again, other, scratch, primed=True)
+                return
             self._update(
                 cause="nondeterminism",
                 message=f"It failed in the run ({suspect.reason}) and does not when run again ({base.figures}): "
@@ -179,6 +203,18 @@ class _Diagnosis:
                 self._graph(suspect)
                 return
         self._output(suspect, base, other, scratch)
+
+    def _primed(self, suspect: Suspect, scratch: Path) -> Standing:
+        """Run the failing cell after a call on other numbers, in one process: what came before may matter."""
+        cell = suspect.cell
+        assert cell is not None, "checked by the caller"
+        try:
+            with Runner(cell, self._limits, scratch) as runner:
+                runner.outputs(other_numbers(suspect.inputs))
+                outputs = runner.outputs(suspect.inputs)
+        except (BackendError, WorkerError) as error:
+            return failed(error)
+        return hold(outputs, cell.artifact, cell.artifact.case(cell.case), cell.runtime.name)
 
     def _seen_again(self, suspect: Suspect, scratch: Path) -> tuple[Standing, Any]:
         """Run the failing cell again, and the one that it is held against."""
@@ -197,28 +233,30 @@ class _Diagnosis:
 
     # --- a backend
 
-    def _output(self, suspect: Suspect, base: Standing, against: Any, scratch: Path) -> None:
+    def _output(self, suspect: Suspect, base: Standing, against: Any, scratch: Path, *, primed: bool = False) -> None:
         cell = suspect.cell
         assert cell is not None, "checked by the caller"
         rungs = scratch / "rungs"
         rungs.mkdir()
+        ladder = Ladder((), "")
         with self._phases.during("ladder"):
-            ladder = climb(
-                cell,
-                base,
-                others=other_forms(cell, list(self._artifacts.values())),
-                export=self._exports(rungs),
-                limits=self._limits,
-                scratch=rungs,
-                against=against,
-                on_step=self._step,
-            )
+            if not (suspect.half or primed):  # what every rung is judged by does not show these
+                ladder = climb(
+                    cell,
+                    base,
+                    others=other_forms(cell, list(self._artifacts.values())),
+                    export=self._exports(rungs),
+                    limits=self._limits,
+                    scratch=rungs,
+                    against=against,
+                    on_step=self._step,
+                )
         self._update(ladder=list(ladder.rungs), ladder_message=ladder.message)
         if cell.runtime.capabilities.executes != "graph":
             message = f"{cell.runtime.name} runs the module, which is not cut"
             self._update(culprit_message=message, cause="kernel", message=_sentence(message, ladder.message))
             return
-        fault = OutputFault(suspect, base, self._limits, scratch, self._step)
+        fault = OutputFault(suspect, base, self._limits, scratch, self._step, primed=primed)
         with self._phases.during("culprit"):
             found = fault.find(ladder)
         if isinstance(found, str):
@@ -229,9 +267,10 @@ class _Diagnosis:
             self._update(culprit=culprit, cause=kind, message=_sentence(f"{kind}: {culprit.message}", ladder.message))
         small: Smallest | None = None
         with self._phases.during("smallest"):
-            self._step("a smaller input")
-            small, record = fault.smallest(SHRINK_BUDGET_S, self._plan.seed)
-            self._update(smallest=record)
+            if not suspect.half:
+                self._step("a smaller input")
+                small, record = fault.smallest(SHRINK_BUDGET_S, self._plan.seed)
+                self._update(smallest=record)
         with self._phases.during("bundle"):
             self._bundle(fault.exhibits(None if isinstance(found, str) else found, small), suspect.artifact)
 
