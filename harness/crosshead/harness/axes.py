@@ -305,6 +305,8 @@ def _errors(record: OutputRecord) -> tuple[float, float]:
 
 def _doubt(cell: Cell) -> str:
     """Say why numbers tell nothing about sizes; empty where they do."""
+    if cell.artifact.manifest.graph.by_stress:
+        return ""
     return {
         "fail": "the graph is wrong at the usual sizes already",
         "not-asked": "the graph was not held against the module at the usual sizes",

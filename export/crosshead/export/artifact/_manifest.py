@@ -137,6 +137,7 @@ class GraphVerdict(msgspec.Struct, frozen=True, kw_only=True):
         literal_sensitivity: the move of the output when float literals move by their own roundoff (L).
         parameters_equal: every parameter the module uses stands in the graph bit for bit.
         detail: what differs, in one sentence; empty when nothing does.
+        by_stress: the graph is right on the usual cases, and the stress set alone fails it.
     """
 
     verdict: GraphResult
@@ -144,6 +145,7 @@ class GraphVerdict(msgspec.Struct, frozen=True, kw_only=True):
     literal_sensitivity: float | None = None
     parameters_equal: bool | None = None
     detail: str = ""
+    by_stress: bool = False
 
 
 class ArtifactNotice(msgspec.Struct, frozen=True, kw_only=True):

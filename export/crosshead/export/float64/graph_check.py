@@ -79,17 +79,18 @@ def check_graph(
     weights = check_parameters(oracle, graph.native, *watched)
     literals = Literals.of(graph, exact_forms(to_numpy(tensor) for _, tensor in oracle.tensors))
     random = next((node for node in graph.model.graph.node if _is_random(node, graph)), None)
-    found = _Findings()
+    found, stressed = _Findings(), _Findings()
     if random is None:
         found = _compare(graph, literals, oracle, taken, cases, expected, watches)
-        found.failures += _compare(graph, literals, oracle, hard, cases, expected).failures
+        stressed = _compare(graph, literals, oracle, hard, cases, expected)
     notes = found.notes[:1]
     notes += [f"{len(taken)} of {len(names)} cases were evaluated"] if len(taken) < len(names) else []
     weak = [*found.broken, *_weaknesses(found, weights)]
     verdict: GraphResult = "pass"
-    if weights.changed or found.failures:
+    usual = [*weights.changed[:3], *found.failures[:3]]
+    if usual or stressed.failures:
         verdict = "fail"
-        notes = [*weights.changed[:3], *found.failures[:3], *notes]
+        notes = [*usual, *stressed.failures[:3], *notes]
     elif random is not None:
         verdict, notes = "not-asked", [f"{describe(random)} draws random numbers", *weak]
     elif not taken:
@@ -102,6 +103,7 @@ def check_graph(
         literal_sensitivity=max(found.sensitivities, default=None),
         parameters_equal=weights.equal,
         detail="; ".join(notes),
+        by_stress=bool(stressed.failures) and not usual,
     )
 
 
