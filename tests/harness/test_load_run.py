@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from crosshead.harness import LoadFinished, LoadPlan, Plan, RequestError, load, poisson_arrivals, read_objective
+from crosshead.harness import load_cell as load_cell_module
 from crosshead.harness.load_verdict import load_exit_status
 from crosshead.results import CpuTimes, LoadPointRecord, read_load, read_load_samples
 from crosshead.runtimes import Worker
@@ -257,9 +257,14 @@ def test_what_cannot_be_asked_is_refused(make_load_plan: MakeLoadPlan, fields: d
         make_load_plan(**fields)
 
 
-def test_a_rate_of_too_many_requests_is_refused(make_load_plan: MakeLoadPlan, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="requests"):
-        load(make_load_plan(rates_per_s=(1e12,)))
+def test_a_load_holds_no_more_requests_than_can_be_kept(
+    make_load_plan: MakeLoadPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_cell_module, "MOST_REQUESTS", 50)
+    finished = load(make_load_plan(rates_per_s=(200.0,), fake={"sleep_s": 0.001}))
+    for cell in finished.record.cells:
+        assert cell.points[0].duration_s == pytest.approx(0.99 * 50 / 200.0)
+        assert cell.points[0].status == "ok"
 
 
 def test_objectives_are_read() -> None:

@@ -13,7 +13,7 @@ from crosshead.export.artifact import pack_arrays, unpack_arrays, write_whole
 from crosshead.harness.accuracy import Limits, failure_record, launch, providers
 from crosshead.harness.cells import Cell
 from crosshead.harness.load_plan import LoadPlan, Objective
-from crosshead.harness.load_schedule import draw_seed, poisson_arrivals
+from crosshead.harness.load_schedule import MOST_REQUESTS, draw_seed, poisson_arrivals
 from crosshead.harness.load_search import find_largest
 from crosshead.harness.load_verdict import kept_rate, saturation
 from crosshead.harness.timing import VOID_STEAL_SHARE
@@ -42,6 +42,9 @@ SHORTEST_CALLS = 2.0
 
 MORE_REQUESTS = 1.2
 """A load that is to decide an objective is planned for so many times the requests it takes if none is late."""
+
+FULL_SHARE = 0.99
+"""A load ends before its draw could hold more requests than can be kept."""
 
 MOST_VOID = 2
 """A search ends when so many of its loads were void."""
@@ -208,6 +211,8 @@ class CellUnderLoad:
     ) -> LoadPointRecord:
         """Serve one load, and add what came of it to the record."""
         duration_s /= 1.0 + SETTLE_SHARE
+        if rate is not None:
+            duration_s = min(duration_s, FULL_SHARE * MOST_REQUESTS / rate)
         self._say(f"a closed loop of {clients}" if clients is not None else f"{rate:.4g} requests/s", self.spent_s)
         workers = self._plan.workers or (clients if clients is not None and self._together else 1)
         point = LoadPointRecord(

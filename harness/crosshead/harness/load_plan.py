@@ -11,6 +11,9 @@ from crosshead.harness.plan import Plan
 MOST_CLIENTS = 1024
 """Of a closed loop, and of workers: each of either is a thread."""
 
+MOST_RATE = 1e6
+"""Requests a second: the server itself takes about a microsecond for each."""
+
 _OBJECTIVE = re.compile(r"p(?P<percent>\d+(?:\.\d+)?)=(?P<limit>\d+(?:\.\d+)?(?:e-?\d+)?)(?P<unit>ns|us|µs|ms|s)")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -83,8 +86,8 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
                 if not 1 <= count <= MOST_CLIENTS:
                     raise RequestError(f"{name} must be a whole number from 1 to {MOST_CLIENTS}, got {count}")
         for rate in self.rates_per_s:
-            if not 0.0 < rate < math.inf:
-                raise RequestError(f"a rate must be a number of requests a second above 0, got {rate}")
+            if not 0.0 < rate <= MOST_RATE:
+                raise RequestError(f"a rate must be requests a second above 0 and up to {MOST_RATE:g}, got {rate:g}")
         names = [objective.name for objective in self.objectives]
         for name in names:
             if names.count(name) > 1:
