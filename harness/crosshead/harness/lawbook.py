@@ -319,7 +319,11 @@ def _like(padded: Array, array: Array) -> Array:
 
 
 CALLS: Final = Law(
-    "call-independence", "what a call gives does not depend on the call before it", _call_independence, 4.0
+    "call-independence",
+    "what a call gives does not depend on the call before it",
+    _call_independence,
+    4.0,
+    rounds=False,
 )
 
 LAWS: Final[tuple[Law, ...]] = (
