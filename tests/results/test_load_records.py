@@ -157,7 +157,7 @@ def test_the_table_fits_and_says_everything() -> None:
         "25%",
         "met",
         "it takes 259 more requests",
-        "saturated MISSED p99",
+        "saturated 25%",
         "95.0/s void: the process stood still for 3 s",
         "The objectives are kept up to 50.0 requests/s, missed at 90.0.",
         "Throughput follows to 80.0 requests/s and stops following at 90.0; the most that was answered is 85.0",
@@ -180,12 +180,16 @@ def test_what_was_not_found_is_said() -> None:
 
 def test_the_summary_is_markdown_without_paths() -> None:
     lost = msgspec.structs.replace(LOST, reason="no file /home/jane/model.onnx | <b>")
-    text = load_summary(record(cells=[CELL, lost]))
+    missed = [ObjectiveRecord(name=name, limit_s=0.1, verdict="missed") for name in ("p90", "p99.9")]
+    points = [*POINTS, point(rate_per_s=70.0, objectives=missed)]
+    text = load_summary(record(cells=[msgspec.structs.replace(CELL, points=points), lost]))
+    assert "MISSED" in rendered(record(cells=[msgspec.structs.replace(CELL, points=points)]))
     assert "jane" not in text
     assert "model.onnx \\| \\<b\\>" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len({line.count("|") - line.count("\\|") for line in rows}) == 1
-    assert "**saturated MISSED p99**" in text
+    assert "| **MISSED p90, p99.9** |" in text
+    assert "| saturated |" in text
 
 
 def samples() -> LoadSamples:

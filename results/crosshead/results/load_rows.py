@@ -13,7 +13,7 @@ class LoadRow:
 
     Attributes:
         load: `4 clients`, or `50/s`.
-        verdict: of its objectives, in capitals where one is missed; its status where it has no figures.
+        verdict: of its objectives, in capitals where one is missed; its status where that is not ok.
         throughput: answers a second; busy: share of the workers' time.
         p50 to p999: of the latency, from the intended send time on.
         queue_mean, queue_p99, service_p50, service_p99: the two parts of it.
@@ -64,7 +64,7 @@ def _row(point: LoadPointRecord) -> LoadRow:
         f"MISSED {', '.join(missed)}" if missed else "undecided" if open_ones else "met" if point.objectives else ""
     )
     if point.status == "saturated":
-        verdict = f"saturated {verdict}".strip()
+        verdict = "saturated"  # then every objective is missed
     reason = point.reason
     if open_ones and not missed and point.status == "ok":
         needed = max(objective.missing_samples for objective in open_ones)

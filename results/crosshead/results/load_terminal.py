@@ -29,6 +29,8 @@ _COLUMNS = (
 )
 """Fields that share a column, one line each, and their titles."""
 
+_WIDEST_FIRST = 14
+
 _COLOURS = {"pass": "green", "fail": "bold red", "suspect": "yellow"}
 
 
@@ -73,13 +75,14 @@ def _table(rows: list[LoadRow], console: Console) -> None:
     ]
     titles = [[one_line(title, console) for title in titles] for _, titles in _COLUMNS]
     widths = [max(cell_len(text) for line in [titles, *words] for text in line[i]) for i in range(len(_COLUMNS))]
+    widths[0] = min(widths[0], _WIDEST_FIRST)  # a long verdict folds, not the figures
     if words:
         console.print(_line(titles, widths, "bold"))
     measured = iter(words)
     for row in rows:
         if row.measured:
-            missed = row.verdict.isupper() or "MISSED" in row.verdict
-            console.print(_line(next(measured), widths, "red" if missed else ""))
+            bad = row.verdict.startswith(("MISSED", "saturated"))
+            console.print(_line(next(measured), widths, "red" if bad else ""))
             if row.reason:
                 _print(console, f"    {row.reason}", "yellow")
         else:
