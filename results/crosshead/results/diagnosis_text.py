@@ -70,6 +70,8 @@ def figures(error: float | None, times: float | None) -> str:
     """Return `3.1e-02 (5,200 times expected)`."""
     if error is None:
         return "–"
+    if not math.isfinite(error):
+        return "NaN or Inf where numbers belong"
     if times is None or not math.isfinite(times):
         return f"{error:.1e}"
     return f"{error:.1e} ({times:,.0f} times expected)" if times >= 100 else f"{error:.1e} ({times:.2g} times expected)"

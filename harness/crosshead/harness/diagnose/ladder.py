@@ -167,6 +167,8 @@ def sentence(base: Standing, rungs: Sequence[RungRecord]) -> str:
 def _figures(rung: RungRecord) -> str:
     times = rung.times_expected
     shown = "" if times is None else f" ({times:,.0f})" if times >= 100 else f" ({times:.2g})"
+    if rung.error is not None and not math.isfinite(rung.error):
+        return "NaN or Inf"
     return f"{rung.error:.1e}{shown}" if rung.error is not None else "nothing"
 
 

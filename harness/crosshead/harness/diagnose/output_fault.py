@@ -166,6 +166,9 @@ class OutputFault:
         node = culprit.nodes[0] if len(culprit.nodes) == 1 else culprit.nodes[-1]
         who = label(node) if len(culprit.nodes) == 1 else f"{len(culprit.nodes)} nodes together, to {label(node)},"
         message = f"{who} {found.reason.clause}"
+        parts = self._fused_from(found)
+        if parts:
+            message += f"; it stands for {', '.join(parts)}"
         if not own.failed:
             inherited = "" if culprit.inherited is None else f", beside {culprit.inherited:.1e} that it inherits"
             inherited = ", and it inherits none" if culprit.inherited == 0 else inherited
@@ -191,6 +194,17 @@ class OutputFault:
             count=len(found.graph.nodes),
             message=message,
         )
+
+    def _fused_from(self, found: Found) -> list[str]:
+        """Return the nodes of the graph as exported that a fused node stands for; none where it is one of them."""
+        own = found.culprit.own
+        if found.unfused is None:
+            return []
+        try:
+            nodes = found.unfused.between(list(own.inputs), list(own.want))
+        except FormError:
+            return []
+        return [label(node) for node in nodes] if len(nodes) > len(found.culprit.nodes) else []
 
     # --- the smallest input
 

@@ -15,6 +15,7 @@ from crosshead.harness.padding import padded_positions
 from crosshead.harness.runner import Runner
 from crosshead.harness.stress import judge_stress
 from crosshead.results import OutputRecord
+from crosshead.results.diagnosis_text import figures
 from crosshead.runtimes import BackendError, WorkerError
 
 SMALLER: Final = 0.1
@@ -42,10 +43,7 @@ class Standing:
     @property
     def figures(self) -> str:
         """`3.1e-02 (5,200 times expected)`."""
-        if self.error is None:
-            return self.said or "nothing"
-        times = f"{self.times:,.0f}" if self.times >= 100 else f"{self.times:.2g}"
-        return f"{self.error:.1e} ({times} times expected)" if math.isfinite(self.times) else f"{self.error:.1e}"
+        return figures(self.error, self.times) if self.error is not None else self.said or "nothing"
 
 
 def failed(error: Exception) -> Standing:
