@@ -3,14 +3,14 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from crosshead.export.artifact import UNIT_ROUNDOFFS, Arrays, Artifact, FormError
-from crosshead.export.error import relative_l2
+from crosshead.export.error import relative_l2, relative_l2_row
 from crosshead.harness.examine import Findings, Subject
 from crosshead.harness.lawbook import CALLS, GAINS, LAWS, Law, Pair, Question
 from crosshead.harness.metrics import is_floating
@@ -47,7 +47,9 @@ class _Breach:
 
     Attributes:
         violation_u, limit_u: in unit roundoffs of the largest output.
-        yardsticks: the same distance as relative L2 over the yardstick; infinite where there is no yardstick.
+        yardsticks: the same distance as relative L2, of the whole and of the worst row, over the yardsticks; infinite
+            where there are none.
+        same: whether the two sides are no further apart than rounding explains, though beyond the limit.
         output: its name.
         pairs: how many were compared.
     """
@@ -55,12 +57,17 @@ class _Breach:
     violation_u: float
     limit_u: float
     yardsticks: float
+    same: bool
     output: str
-    pairs: int
+    pairs: int = 0
 
     @property
     def broken(self) -> bool:
-        return self.violation_u > self.limit_u
+        return self.violation_u > self.limit_u and not self.same
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        return self.broken, self.violation_u / self.limit_u
 
 
 def ask_laws(subject: Subject) -> Findings:
@@ -145,7 +152,9 @@ class _Asking:
         if breach is None:
             return None
         if not breach.broken:
-            return self._record(law, breach, "pass", "")
+            beyond = breach.violation_u > breach.limit_u
+            told = f"beyond the limit, and within rounding: {breach.yardsticks:.2g} yardsticks" if beyond else ""
+            return self._record(law, breach, "pass", told)
         own = self._own_violation(law)
         if own is None or own > DOUBT_SHARE * law.limit_u:
             says = "cannot be evaluated in float64" if own is None else f"breaks it in float64 as well, by {own:.2g} u"
@@ -180,15 +189,20 @@ class _Asking:
                 continue  # all zeros, or nothing finite: there is no measure
             count += 1
             limit = max(law.limit_u, NOISE_TIMES * self._floor_u.get(pair.output, 0.0))
-            if law.rounds:
-                limit = max(limit, self._natural_u(pair.output, pair.want))
             apart = distance(pair.got, pair.want) if pair.got.shape == pair.want.shape else math.inf
-            violation = self._in_u(apart, pair.scale)
-            if worst is None or violation / limit > worst.violation_u / worst.limit_u:
-                yard = self._yard(pair.output)
-                yardsticks = relative_l2(pair.got, pair.want) / yard if yard and math.isfinite(apart) else math.inf
-                worst = _Breach(violation, limit, yardsticks, pair.output, 0)
-        return None if worst is None else _Breach(**{**vars(worst), "pairs": count})
+            yardsticks = self._yardsticks(pair) if math.isfinite(apart) else math.inf
+            same = law.rounds and yardsticks <= ROUNDING_YARDSTICKS
+            found = _Breach(self._in_u(apart, pair.scale), limit, yardsticks, same, pair.output)
+            if worst is None or found.rank > worst.rank:
+                worst = found
+        return None if worst is None else replace(worst, pairs=count)
+
+    def _yardsticks(self, pair: Pair) -> float:
+        yardstick = self._case.yardsticks.get(pair.output)
+        if yardstick is None:
+            return math.inf
+        whole, row = self._yard(pair.output), max(yardstick.sensitivity_row, yardstick.native_row or 0.0)
+        return max(relative_l2(pair.got, pair.want) / whole, relative_l2_row(pair.got, pair.want) / max(whole, row))
 
     def _natural_u(self, output: str, array: NDArray[Any]) -> float:
         """Return how far two roundings of a typical element may lie apart, in u of the largest."""
