@@ -37,7 +37,7 @@ def status(finished: LoadFinished, *, strict: bool = False) -> int:
 
 def has_no_figures(point: LoadPointRecord) -> bool:
     names = ("latency", "queue", "service", "throughput_per_s", "busy_share", "wake_median_s", "expected_queue_s")
-    return all(getattr(point, name) is None for name in names) and point.requests == 0
+    return all(getattr(point, name) is None for name in (*names, "window_s")) and not point.requests + point.unanswered
 
 
 def test_every_load_that_was_asked_for_is_recorded(make_load_plan: MakeLoadPlan) -> None:

@@ -331,7 +331,8 @@ def _without_figures(
         )
         for objective in objectives
     ]
-    return msgspec.structs.replace(point, status=status, reason=reason, objectives=undecided)
+    nothing = {"window_s": None, "unanswered": 0, "stopped_early": False}
+    return msgspec.structs.replace(point, status=status, reason=reason, objectives=undecided, **nothing)
 
 
 def _with_figures(
