@@ -31,8 +31,8 @@ def test_every_cell_is_a_row_with_units() -> None:
     rows = table(summary(full_run()), "Cells")
     assert len(rows) == 6
     assert rows[1] == [
-        "1x128", "standard 23", "ort-cpu", "pass", "0.9×", "3.8e-07", "1.2e-06", "1.42 ms ±1.3 %", "1.56 ms",
-        "needs 359 more", "0.784 faster", "9.10 ms", "250 ms", "–",
+        "1x128", "standard 23", "ort-cpu", "pass", "0.9×", "4.1e-07", "3.8e-07", "1.2e-06", "1.42 ms ±1.3 %", "1.56 ms",
+        "needs 359 more", "0.784 faster", "9.10 ms", "250 ms",
     ]  # fmt: skip
     assert rows[2][3] == "**FAIL**"
     assert rows[3][3:] == ["failed", *["–"] * 10]
@@ -63,7 +63,7 @@ def test_text_cannot_break_a_table_or_name_anybody() -> None:
     assert r"a\|b \<script\> \[x\](y) next 'model.onnx'" in text
     assert "jane" not in text
     (row,) = table(text, "Cells")
-    assert len(row) == 14
+    assert len(row) == 8, "columns of latency and memory are left out where no cell has any"
 
 
 def test_notices_are_a_list_with_codes() -> None:
@@ -88,4 +88,5 @@ def test_every_row_has_every_column_whatever_is_in_it(one: CellRecord) -> None:
     record: RunRecord = run(cells=[one])
     lines = summary(record).split("## Cells")[1].split("\n\n")[1].splitlines()
     unescaped = [line.replace("\\\\", "").replace(r"\|", "") for line in lines]
-    assert {line.count("|") for line in unescaped} == {15}
+    (count,) = {line.count("|") for line in unescaped}
+    assert 5 <= count <= 16

@@ -38,15 +38,15 @@ def line_of(text: str, *parts: str) -> str:
 
 def test_a_wide_terminal_has_one_line_a_cell_with_every_figure() -> None:
     text = shown(full_run())
-    heads = "case artifact backend verdict × rel_l2 max_abs median ± p90 p99 ratio first call load"
+    heads = "case artifact backend verdict × yardstick rel_l2 max_abs median ± p90 p99 ratio first call load"
     assert words(line_of(text, "case", "rel_l2", "median")) == heads
     assert line_of(text, "module") == (
-        "1x128 module torch-eager pass 0.9× 3.8e-07 1.2e-06 1.81 ms ±1.3 % 1.99 ms needs 359 more 1 baseline "
+        "1x128 module torch-eager pass 0.9× 4.1e-07 3.8e-07 1.2e-06 1.81 ms ±1.3 % 1.99 ms needs 359 more 1 baseline "
         "9.10 ms 250 ms"
     )
     assert line_of(text, "standard 23 ", "ort-cpu ", "pass") == (
-        "1x128 standard 23 ort-cpu pass 0.9× 3.8e-07 1.2e-06 1.42 ms ±1.3 % 1.56 ms needs 359 more 0.784 faster "
-        "9.10 ms 250 ms"
+        "1x128 standard 23 ort-cpu pass 0.9× 4.1e-07 3.8e-07 1.2e-06 1.42 ms ±1.3 % 1.56 ms needs 359 more 0.784 "
+        "faster 9.10 ms 250 ms"
     )
 
 
@@ -115,6 +115,15 @@ def test_a_narrow_terminal_shows_the_same_figures_and_fits() -> None:
     assert "standard 23 pass 3.8e-07 1.42 ms 1.56 ms 0.784 9.10 ms" in lines
     assert "ort-cpu 0.9× 1.2e-06 ±1.3 % needs 359 more faster 250 ms" in lines
     assert any(line.startswith("─ 1x128 ─") for line in lines)
+
+
+def test_a_comparison_without_times_shows_no_columns_for_them() -> None:
+    for width in (WIDE, NARROW):
+        text = words(shown(run(artifacts=[artifact()], cells=[cell()]), width))
+        assert "yardstick" in text
+        assert "4.1e-07" in text
+        assert "median" not in text
+        assert "first call" not in text
 
 
 def test_the_head_says_what_and_where_and_the_graphs_follow() -> None:
@@ -196,7 +205,8 @@ def test_without_torch_the_first_timed_cell_is_the_baseline() -> None:
 
 def test_a_bench_without_comparison_of_outputs_still_ranks() -> None:
     text = words(shown(run(cells=[cell(outputs=[], latency=latency())])))
-    assert "timed – – –" in text
+    assert "backend verdict median ± p90" in text, "columns that no row fills are left out"
+    assert "timed 1.42 ms" in text
     assert "Fastest: 1x128 ort-cpu" in text
 
 
@@ -231,7 +241,7 @@ def test_threads_show_where_they_differ() -> None:
 def test_several_outputs_show_the_worst_and_name_the_failing_one() -> None:
     outputs = [output(), output(name="weights", verdict="suspect", rel_l2=5e-6, times_expected=12.0, reason="12 times")]
     text = shown(run(cells=[cell(outputs=outputs)]))
-    assert "suspect 12× 5.0e-06" in line_of(text, "ort-cpu", "suspect", "mha")
+    assert "suspect 12× 4.1e-07 5.0e-06" in line_of(text, "ort-cpu", "suspect", "mha")
     assert "    weights: 12 times" in text
 
 

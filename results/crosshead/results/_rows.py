@@ -12,6 +12,7 @@ from crosshead.results.records import (
     EnvironmentRecord,
     LatencyRecord,
     Notice,
+    OutputRecord,
     RatioResult,
     RunRecord,
 )
@@ -36,6 +37,7 @@ class Row:
     Attributes:
         verdict: `pass`, `suspect` or `FAIL`; `timed` where nothing was compared; else the cell's status.
         expected: error in units of the expected rounding, e.g. `0.9×`.
+        yardstick: that rounding, as relative L2.
         ratio: latency over the baseline's, e.g. `0.78`; word: its verdict.
         reasons: why the verdict is not pass, or why there are no figures; one sentence each.
     """
@@ -45,6 +47,7 @@ class Row:
     backend: str
     verdict: str
     expected: str = NOTHING
+    yardstick: str = NOTHING
     rel_l2: str = NOTHING
     max_abs: str = NOTHING
     median: str = NOTHING
@@ -110,6 +113,7 @@ def _make_row(record: RunRecord, cell: CellRecord, unit: str | None, titles: dic
     if cell.outputs:
         figures |= {
             "expected": times(_largest(output.times_expected for output in cell.outputs)),
+            "yardstick": error(_largest(output.yardstick for output in _furthest(cell))),
             "rel_l2": error(_largest(output.rel_l2 for output in cell.outputs)),
             "max_abs": error(_largest(output.max_abs for output in cell.outputs)),
         }
@@ -118,6 +122,12 @@ def _make_row(record: RunRecord, cell: CellRecord, unit: str | None, titles: dic
     if cell.latency is not None:
         figures |= _latency(cell.latency, unit) | _against_baseline(record, cell)
     return Row(**{**vars(row), **figures})
+
+
+def _furthest(cell: CellRecord) -> list[OutputRecord]:
+    """Return the output that is furthest off in yardsticks: what is measured by its own one; none where none is."""
+    known = [output for output in cell.outputs if output.times_expected is not None and output.yardstick is not None]
+    return sorted(known, key=lambda output: output.times_expected or 0.0)[-1:]
 
 
 def subject_title(record: RunRecord, cell: CellRecord, titles: dict[str, str]) -> str:
@@ -254,7 +264,7 @@ def footnotes(record: RunRecord) -> list[str]:
         limits = "pass to 5, suspect to 50" if "yardstick" in rules else "pass to 10, suspect to 100"
         if rules >= {"yardstick", "sensitivity"}:
             limits += " (10 and 100 where PyTorch's own error cannot serve as the measure)"
-        notes.append(f"× is the error in units of the rounding that the case must have: {limits}.")
+        notes.append(f"× is the error in units of the rounding that the case must have, the yardstick: {limits}.")
     names = {
         cell.backend for row in {cell.case for cell in record.cells} if (cell := baseline(record, row)) is not None
     }
@@ -325,6 +335,12 @@ def closing_sentence(record: RunRecord) -> str:
     bad_graphs = sum(artifact.graph.verdict == "fail" for artifact in record.artifacts)
     if bad_graphs:
         parts.append(f"{bad_graphs} of {len(record.artifacts)} graphs FAIL")
+    doubted = sum(law.verdict == "suspect" for law in record.laws)
+    broken = sum(law.verdict == "fail" for law in record.laws)
+    parts += [f"{count} laws {word}" for count, word in ((doubted, "suspect"), (broken, "FAIL")) if count]
+    differ = sum(agreement.verdict == "fail" for agreement in record.agreements)
+    if differ:
+        parts.append(f"{differ} of {len(record.agreements)} pairs of backends DIFFER")
     hard = Counter(verdict_word(cell) for cell in record.stress)
     parts += [f"{hard[word]} of {len(record.stress)} stress cases {word}" for word in _NOT_RIGHT if hard[word]]
     verdict = (record.verdict or "none").replace("fail", "FAIL")

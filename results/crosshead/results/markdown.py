@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from crosshead.results._check_lines import cause_lines, check_lines, matrices
 from crosshead.results._rows import (
+    NOTHING,
     Row,
     all_notices,
     artifact_titles,
@@ -36,21 +38,48 @@ def summary(record: RunRecord) -> str:
     if rows:
         names = {cell.backend for row in rows if (cell := baseline(record, row.case)) is not None}
         against = f"ratio to {names.pop()}" if len(names) == 1 else "ratio to the case's baseline"
-        heads = ["case", "artifact", "backend", "verdict", "times expected", "rel_l2", "max_abs"]
+        heads = ["case", "artifact", "backend", "verdict", "times expected", "yardstick", "rel_l2", "max_abs"]
         heads += ["median of a call", "p90", "p99", against, "first call", "load", "peak memory"]
-        parts += ["## Cells", _table(heads, [_cells(row) for row in rows])]
+        parts += ["## Cells", _table(*_filled(heads, [_cells(row) for row in rows]))]
         reasons = [f"- {row.case}, {row.artifact}, {row.backend}: {reason}" for row in rows for reason in row.reasons]
         if reasons:
             parts += ["\n".join(_text(reason) for reason in reasons)]
         notes = footnotes(record)
         if notes:
             parts.append(_text(" ".join(notes)))
-    parts += _stress(record)
+    parts += [*_agreement(record), *_checks(record), *_stress(record)]
+    if record.causes:
+        causes = [f"- **{kind}**, {_text(where)}: {_text(message)}" for where, kind, message in cause_lines(record)]
+        parts += ["## Causes", "\n".join(causes)]
     notices = all_notices(record)
     if notices:
         lines = [f"- `{n.code}`: {_text(n.message)}" + (f" ({_text(n.where)})" if n.where else "") for n in notices]
         parts += ["## Notices", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def _agreement(record: RunRecord) -> list[str]:
+    parts = []
+    for matrix in matrices(record):
+        rows = [(name, *fields) for name, fields in zip(matrix.names, matrix.fields, strict=True)]
+        parts += [f"### Case {_text(matrix.case)}", _text(f"{matrix.sentence}."), _table(("", *matrix.names), rows)]
+    return ["## Agreement, in yardsticks", *parts] if parts else []
+
+
+def _checks(record: RunRecord) -> list[str]:
+    lines = check_lines(record)
+    if not lines:
+        return []
+    table = [(each.artifact, each.backend, each.verdict, each.laws, each.noise) for each in lines]
+    parts = ["## Laws and noise", _table(("artifact", "backend", "verdict", "laws", "against itself"), table)]
+    reasons = [f"- {each.artifact}, {each.backend}: {reason}" for each in lines for reason in each.reasons]
+    return [*parts, "\n".join(_text(reason) for reason in reasons)] if reasons else parts
+
+
+def _filled(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return a table without the columns that no row has a figure in; the first four say which row it is."""
+    used = [place for place in range(len(heads)) if place < 4 or any(row[place] not in ("", NOTHING) for row in rows)]
+    return [heads[place] for place in used], [[row[place] for place in used] for row in rows]
 
 
 def _stress(record: RunRecord) -> list[str]:
@@ -68,7 +97,7 @@ def _stress(record: RunRecord) -> list[str]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     identity = (row.case, row.artifact, row.backend, f"**{row.verdict}**" if row.verdict == "FAIL" else row.verdict)
-    errors = (row.expected, row.rel_l2, row.max_abs)
+    errors = (row.expected, row.yardstick, row.rel_l2, row.max_abs)
     latency = (f"{row.median} {row.interval}".strip(), row.p90, row.p99, f"{row.ratio} {row.word}".strip())
     return (*identity, *errors, *latency, row.first_call, row.load, row.memory)
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from crosshead.results._check_lines import Matrix, cause_lines, check_lines, matrices
 from crosshead.results._rows import (
     NOTHING,
     Row,
@@ -66,6 +67,7 @@ _WIDE = [
         _Column((name,), (title,), right=True)
         for name, title in (
             ("expected", "×"),
+            ("yardstick", "yardstick"),
             ("rel_l2", "rel_l2"),
             ("max_abs", "max_abs"),
             ("median", "median"),
@@ -80,11 +82,13 @@ _WIDE = [
     _Column(("load",), ("load",), right=True),
 ]
 _WIDEST = [*_WIDE, _Column(("memory",), ("peak memory",), right=True)]
+_SPARING = [column for column in _WIDE if column.fields != ("yardstick",)]
 _NARROW_IDENTITY = [_Column(("artifact", "backend"), ("artifact", "backend"))]
 _NARROW = [
     *_NARROW_IDENTITY,
     _Column(("verdict", "expected"), ("verdict", "×")),
     _Column(("rel_l2", "max_abs"), ("rel_l2", "max_abs"), right=True),
+    _Column(("yardstick",), ("yardstick",), right=True),
     _Column(("median", "interval"), ("median", "±"), right=True),
     _Column(("p90", "p99"), ("p90", "p99"), right=True),
     _Column(("ratio", "word"), ("ratio", ""), right=True),
@@ -125,6 +129,7 @@ def render_run(record: RunRecord, console: Console) -> None:
         _print(console, (f"stress {line.artifact} {line.backend}: ", ""), (line.sentence, colour))
         for reason in line.reasons:
             _print(console, (f"    {reason}", colour))
+    _render_checks(record, console)
     notices = all_notices(record)
     if notices:
         console.print()
@@ -133,6 +138,42 @@ def render_run(record: RunRecord, console: Console) -> None:
         _print(console, (f"{notice.code}: ", "yellow"), (f"{notice.message}{where}", ""))
     console.print()
     _print(console, (closing_sentence(record), _COLOURS.get(record.verdict or "", "bold")))
+
+
+def _render_checks(record: RunRecord, console: Console) -> None:
+    """Print how far backends agree, what laws and noise say of each, and the causes of what is wrong."""
+    tables, checks = matrices(record), check_lines(record)
+    if tables or checks:
+        console.print()
+    for matrix in tables:
+        _print(console, (f"agreement {matrix.case}: ", ""), (matrix.sentence, _COLOURS[matrix.verdict]))
+        if matrix.verdict != "pass":
+            _render_matrix(matrix, console)
+    for line in checks:
+        colour = _COLOURS.get(line.verdict, "")
+        _print(console, (f"laws {line.artifact} {line.backend}: ", ""), (line.sentence, colour))
+        for reason in line.reasons:
+            _print(console, (f"    {reason}", colour))
+    causes = cause_lines(record)
+    if causes:
+        console.print()
+    for where, kind, message in causes:
+        _print(console, ("cause ", ""), (kind, "bold"), (f" ({where}): {message}", ""))
+
+
+def _render_matrix(matrix: Matrix, console: Console) -> None:
+    """Print a matrix, its columns by number; each row begins with its own."""
+    numbers = [str(number) for number in range(1, len(matrix.names) + 1)]
+    heads = [f"{number} {name}" for number, name in zip(numbers, matrix.names, strict=True)]
+    heads = [_one_line(head, console) for head in heads]
+    fields = [[_one_line(field, console) for field in row] for row in matrix.fields]
+    columns = [[number, *(row[place] for row in fields)] for place, number in enumerate(numbers)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    grid = _grid([max(map(cell_len, heads), default=0), *widths], [False, *[True] * len(widths)], _GAP)
+    grid.add_row(Text(""), *(Text(number, "bold") for number in numbers))
+    for head, row in zip(heads, fields, strict=True):
+        grid.add_row(Text(head), *(Text(field, "bold red" if "DIFFER" in field else "") for field in row))
+    console.print(grid)
 
 
 def render_backends(backends: Sequence[tuple[str, str, str, str]], console: Console) -> None:
@@ -163,7 +204,7 @@ def _render_rows(rows: Sequence[Row], console: Console) -> None:
     console.print(head)
     case = None
     for row in rows:
-        if columns is _NARROW and row.case != case:
+        if identity is _NARROW_IDENTITY and row.case != case:
             _print(console, (f"─ {row.case} ".ljust(min(console.width, 79), "─"), "dim"))
             case = row.case
         if row.measured:
@@ -176,16 +217,36 @@ def _render_rows(rows: Sequence[Row], console: Console) -> None:
 
 def _layout(rows: Sequence[Row], width: int) -> tuple[list[_Column], list[_Column], list[int], int]:
     """Return columns, which of them say which cell it is, their widths, and the gap between them."""
-    known = any(row.memory != NOTHING for row in rows)
-    for columns in (_WIDEST, _WIDE) if known else (_WIDE,):
-        wide = _widths(columns, rows)
+    for columns in (_WIDEST, _WIDE, _SPARING):
+        shown = _filled(columns, rows)
+        wide = _widths(shown, rows)
         for gap in (2, 1):
             if sum(wide) + gap * (len(wide) - 1) <= width:
-                return columns, _IDENTITY, wide, gap
-    narrow = _widths(_NARROW, rows)
-    over = sum(narrow) + len(narrow) - 1 - width
-    narrow[0] = max(_NARROWEST, narrow[0] - max(0, over))  # long names fold
-    return _NARROW, _NARROW_IDENTITY, narrow, 1
+                return shown, _IDENTITY, wide, gap
+    shown = _filled(_NARROW, rows)
+    if _over(shown, rows, width) > 0:
+        shown = [column for column in shown if column.fields != ("yardstick",)]
+    narrow = _widths(shown, rows)
+    narrow[0] = max(_NARROWEST, narrow[0] - max(0, _over(shown, rows, width)))  # long names fold
+    return shown, _NARROW_IDENTITY, narrow, 1
+
+
+def _over(columns: Sequence[_Column], rows: Sequence[Row], width: int) -> int:
+    """Return by how much columns with a gap of 1 are wider than the console."""
+    widths = _widths(columns, rows)
+    return sum(widths) + len(widths) - 1 - width
+
+
+def _filled(columns: Sequence[_Column], rows: Sequence[Row]) -> list[_Column]:
+    """Return the columns in which some row has a figure, and those that say which row it is, with its verdict."""
+    measured = [row for row in rows if row.measured]
+    return [
+        column
+        for column in columns
+        if column in (*_IDENTITY, *_NARROW_IDENTITY)
+        or "verdict" in column.fields
+        or any(getattr(row, field) not in ("", NOTHING) for row in measured for field in column.fields)
+    ]
 
 
 def _figures(row: Row, columns: Sequence[_Column], widths: Sequence[int], gap: int) -> Table:
