@@ -249,12 +249,13 @@ def test_group_query_attention_of_sequences_padded_on_the_right() -> None:
     assert relative_l2(theirs[1, :3], ours[1, :3]) < FEW  # the rest is padding
 
 
-def test_scores_of_group_query_attention_where_a_key_is_seen() -> None:
+@pytest.mark.parametrize("kind", [1, 2])
+def test_scores_of_group_query_attention_where_a_key_is_seen(kind: int) -> None:
     seen = np.tri(LENGTH, dtype=np.bool_)
-    for kind in (1, 2):
+    for inputs in (PROMPT, {**PROMPT, **BIAS}):
         *_, (ours, theirs) = both(
             "GroupQueryAttention",
-            PROMPT,
+            inputs,
             "y present_key present_value scores",
             num_heads=HEADS,
             kv_num_heads=GROUPS,

@@ -167,6 +167,18 @@ def test_encoder_fast_path_is_off() -> None:
     assert relative_l2(got, want.detach().numpy()) < 1e-14
 
 
+def test_encoder_fast_path_is_off_while_a_module_runs() -> None:
+    seen: list[bool] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.backends.mha.get_fastpath_enabled())
+        return x
+
+    oracle(forward)
+    assert seen == [False]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_fully_masked_row_of_scaled_dot_product_attention_is_zero() -> None:
     mask = torch.ones(3, 3, dtype=torch.bool)
     mask[1] = False
