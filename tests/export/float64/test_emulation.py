@@ -162,6 +162,23 @@ def test_a_backend_in_a_math_mode_is_named(fault: str, modes: set[str], block: o
         assert share.mode in modes or share.explained < 0.2
 
 
+@pytest.mark.parametrize(
+    ("fault", "modes"),
+    [("tf32", {"tf32", "fp16"}), ("bf16-products", {"bf16"}), ("fp16-accumulation", {"fp16-accumulation"})],
+)
+def test_products_inside_attention_are_named_too(fault: str, modes: set[str]) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 23]> g (float[2, 4, 24, 16] q, float[2, 4, 24, 16] k,'
+        " float[2, 4, 24, 16] v) => (float[2, 4, 24, 16] y) { y = Attention (q, k, v) }"
+    )
+    rng = np.random.default_rng(0)
+    inputs: Arrays = {name: rng.normal(size=(2, 4, 24, 16)).astype(np.float32) for name in "qkv"}
+    (got,) = ReferenceEvaluator(model, new_ops=faulty_ops(fault)).run(None, inputs)
+    best = explain_by_mode({"y": np.asarray(got)}, evaluate_float64(model, inputs), model, inputs)[0]
+    assert best.mode in modes
+    assert best.correlation > 0.9
+
+
 def test_a_healthy_backend_is_explained_by_no_mode(block: onnx.ModelProto, tokens: Arrays) -> None:
     want = evaluate_float64(block, tokens)
     ort = pytest.importorskip("onnxruntime")

@@ -86,6 +86,10 @@ def explain_by_mode(
     The errors of all float outputs count, each over the size of its output. Elements that are NaN or Inf on any side
     are left out. Where nothing is left or there is no error, correlation and share are 0.
 
+    `tf32` and `fp16` keep the same bits, so within the range of fp16 both explain an error, and which of them stands
+    first says nothing. In an fp16 graph the inputs and weights are rounded already, and so are results between products
+    in the backend, which the modes leave alone: only the modes that sum in float16 can stand out there.
+
     Args:
         got: the backend's outputs by name.
         want: `evaluate_float64` of the same graph and inputs, or the module's float64 outputs.
