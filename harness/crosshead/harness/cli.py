@@ -16,6 +16,7 @@ import click
 
 from crosshead.harness.conform_command import conform
 from crosshead.harness.diagnose_command import diagnose
+from crosshead.harness.fuzz_command import fuzz
 from crosshead.harness.load_command import load
 from crosshead.harness.options import BACKENDS, EXPORT, MEASURING, OUTPUT, SAVING, STRESS, TOLERANCES
 
@@ -92,6 +93,7 @@ def bench(**given: Any) -> int:
 cli.add_command(load)
 cli.add_command(conform)
 cli.add_command(diagnose)
+cli.add_command(fuzz)
 
 
 @cli.command()

@@ -88,7 +88,13 @@ def module_sensitivities(
 
 
 def graph_sensitivity(
-    model: onnx.ModelProto, inputs: _Arrays, expected: _Arrays, precision: Precision, *, draws: int = DRAWS
+    model: onnx.ModelProto,
+    inputs: _Arrays,
+    expected: _Arrays,
+    precision: Precision,
+    *,
+    draws: int = DRAWS,
+    judged: Judged | None = None,
 ) -> Sensitivity:
     """Return how far each output of a bare graph moves under one unit roundoff of `precision`.
 
@@ -101,6 +107,7 @@ def graph_sensitivity(
         expected: `evaluate_float64` of the same inputs.
         precision: whose unit roundoff.
         draws: random sign draws, seeded.
+        judged: by output name, what takes the part of an output that counts; empty for all of it.
 
     Raises:
         FormError: as `evaluate_float64`.
@@ -113,7 +120,7 @@ def graph_sensitivity(
         moved = {name: nudge.input(array, rng) for name, array in inputs.items()}
         return graph.run(moved, _NudgedWeights(graph, weights, nudge, int(rng.integers(2**32))))
 
-    return _largest_moves(draw, expected, draws)
+    return _largest_moves(draw, expected, draws, judged)
 
 
 def _is_weight(graph: Float64Graph, name: str) -> bool:
@@ -187,10 +194,12 @@ def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np
     return np.array([-1.0, 1.0])[bits].reshape(shape)
 
 
-def _largest_moves(draw: Callable[[np.random.Generator], _Arrays], expected: _Arrays, draws: int) -> Sensitivity:
+def _largest_moves(
+    draw: Callable[[np.random.Generator], _Arrays], expected: _Arrays, draws: int, judged: Judged | None = None
+) -> Sensitivity:
     largest = dict.fromkeys(_floats(expected), (0.0, 0.0))
     for number in range(draws if largest else 0):
-        _enlarge(largest, draw(np.random.default_rng((_SEED, number))), expected, {})
+        _enlarge(largest, draw(np.random.default_rng((_SEED, number))), expected, judged or {})
     return largest
 
 

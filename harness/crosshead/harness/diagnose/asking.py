@@ -12,6 +12,7 @@ import onnx
 
 from crosshead.export.artifact import (
     UNIT_ROUNDOFFS,
+    Apart,
     Arrays,
     Artifact,
     CaseRecord,
@@ -169,6 +170,8 @@ def with_case(
     expected: Arrays,
     sensitivities: Mapping[str, tuple[float, float]],
     out: Path,
+    *,
+    apart: tuple[Apart, ...] = (),
 ) -> Artifact:
     """Write an artifact that carries one case more.
 
@@ -179,6 +182,7 @@ def with_case(
         expected: the oracle's outputs.
         sensitivities: by floating output, over all of it and over its worst row.
         out: takes the folder.
+        apart: rows of the outputs that decide nothing.
     """
     u = UNIT_ROUNDOFFS[artifact.manifest.precision]
     packed = pack_arrays(inputs), pack_arrays(expected)
@@ -194,8 +198,10 @@ def with_case(
             for output, (whole, row) in sensitivities.items()
             if math.isfinite(whole) and math.isfinite(row)
         },
+        apart=apart,
     )
-    manifest = msgspec.structs.replace(artifact.manifest, cases=(*artifact.manifest.cases, case))
+    cases = (*artifact.manifest.stress_cases, case)  # of which rows may decide nothing
+    manifest = msgspec.structs.replace(artifact.manifest, stress_cases=cases)
     folder = out / artifact.id
     shutil.copytree(artifact.folder, folder, copy_function=_link)
     added = Artifact(folder, artifact.manifest).with_manifest(manifest)
