@@ -11,12 +11,12 @@ from typing import Any, Final
 import msgspec
 from numpy.typing import NDArray
 
-from crosshead.export.artifact import Arrays, Artifact, CaseRecord, FormError, Yardstick, unpack_arrays
-from crosshead.export.error import relative_l2
+from crosshead.export.artifact import Artifact, CaseRecord, FormError, Readable, Yardstick, unpack_arrays
+from crosshead.export.error import relative_l2_both
 from crosshead.harness.accuracy import NATIVE_BACKEND, Visit
 from crosshead.harness.metrics import is_floating
 from crosshead.harness.modes import MathModes
-from crosshead.harness.padding import padded_positions, valid
+from crosshead.harness.padding import padded_positions, unpadded
 from crosshead.results import CellRecord, OutputRecord
 
 PASS_TIMES: Final = 3.0
@@ -35,7 +35,9 @@ class HalfJudge:
     def __init__(self) -> None:
         self._oracles: dict[str, Mapping[str, NDArray[Any]] | None] = {}
 
-    def filled(self, artifacts: Sequence[Artifact], source: Artifact, case: str, outputs: Arrays) -> list[Artifact]:
+    def filled(
+        self, artifacts: Sequence[Artifact], source: Artifact, case: str, outputs: Mapping[str, Readable]
+    ) -> list[Artifact]:
         """Write PyTorch's own error on rounded inputs and weights into the yardsticks of the fp16 artifacts.
 
         Args:
@@ -49,7 +51,7 @@ class HalfJudge:
             return list(artifacts)
         padded = padded_positions(source, case, outputs)
         native = {
-            name: relative_l2(valid(got, padded.get(name)), valid(want[name], padded.get(name)))
+            name: relative_l2_both(got, want[name], unpadded(padded.get(name)))[0]
             for name, got in outputs.items()
             if name in want and is_floating(got) and got.shape == want[name].shape
         }
@@ -81,7 +83,7 @@ class HalfJudge:
             ):
                 judged.append(output)
                 continue
-            error = relative_l2(*(valid(each[output.name], padded.get(output.name)) for each in (got, want)))
+            error, _ = relative_l2_both(got[output.name], want[output.name], unpadded(padded.get(output.name)))
             times = error / max(yardstick.native_rounded, FLOOR_SHARE * yardstick.unit_roundoff)
             told = msgspec.structs.replace(output, times_native=times)
             if output.verdict == "pass" and times > ASK_TIMES:

@@ -4,14 +4,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from crosshead.export.artifact import unpack_arrays
+from crosshead.export.artifact import Readable, open_arrays
 from crosshead.export.error import relative_l2
+from crosshead.export.pair import Pair, in_memory
 from crosshead.harness.accuracy import Visit
 from crosshead.harness.examine import Findings, Subject
 from crosshead.harness.metrics import is_floating
@@ -20,7 +20,7 @@ from crosshead.harness.signature import Signature, take
 from crosshead.results import NoiseRecord, scrub
 from crosshead.runtimes import BackendError, WorkerError
 
-_Arrays = Mapping[str, NDArray[Any]]
+_Arrays = Mapping[str, Readable]
 
 ONE_WORKER: Final = ("onnx-reference", "fake")
 """Backends that NumPy computes for; its threads are not asked about."""
@@ -52,7 +52,7 @@ def _other_threads(subject: Subject, stack: ExitStack) -> Runner | None:
 
 def _measured(subject: Subject, visited: Visit, other: Runner | None) -> NoiseRecord:
     assert visited.outputs is not None, "only cells that ran are examined"
-    here = unpack_arrays(visited.outputs)
+    here = open_arrays(visited.outputs)
     said = []
     batch, why = _other_batch(subject, visited, here)
     said.append(why)
@@ -94,7 +94,10 @@ def _other_batch(subject: Subject, visited: Visit, here: _Arrays) -> tuple[float
     found = {}
     for spec in signature.outputs:
         if batch in spec.shape and spec.name in here:
-            found[spec.name] = (take(there[spec.name], spec, batch, [0]), take(here[spec.name], spec, batch, [0]))
+            found[spec.name] = (
+                take(there[spec.name], spec, batch, [0]),
+                take(in_memory(here[spec.name]), spec, batch, [0]),
+            )
     if not found:
         return None, "no output has the batch"
     pairs = {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
@@ -108,10 +111,8 @@ def apart(got: _Arrays, want: _Arrays) -> float:
         other = got.get(name)
         if other is None or other.shape != array.shape:
             return math.inf
-        if other.tobytes() == array.tobytes():
-            continue
-        exact = not is_floating(array)
-        largest = max(
-            largest, math.inf if exact and np.any(other != array) else 0.0 if exact else relative_l2(other, array)
-        )
+        if is_floating(array):
+            largest = max(largest, relative_l2(other, array))
+        elif any(np.any(block.got != block.want) for block in Pair(other, array).blocks()):
+            return math.inf
     return largest

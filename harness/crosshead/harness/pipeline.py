@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from crosshead.export.artifact import Artifact, unpack_arrays
+from crosshead.export.artifact import Artifact, open_arrays
 from crosshead.harness.accuracy import (
     NATIVE_BACKEND,
     Limits,
@@ -285,7 +285,7 @@ class _Run:
                 Notice(code="native-missing", message=message, where=f"{cell.artifact.id} {cell.case}")
             )
             return
-        outputs = unpack_arrays(visited.outputs)
+        outputs = open_arrays(visited.outputs)
         self._artifacts = with_native(self._artifacts, cell.artifact, cell.case, outputs)
         self._artifacts = self._half.filled(self._artifacts, self._current(cell.artifact), cell.case, outputs)
         case = self._current(cell.artifact).case(cell.case)
