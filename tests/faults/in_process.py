@@ -1,7 +1,8 @@
 """Workers without processes: the harness as it is, on sessions that live in this process. For the fault bench alone."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
@@ -59,7 +60,8 @@ class _InProcess(Worker):
         assert self._server is not None
         assert self._request is not None
         request, self._request = self._request, None
-        reply = self._server.answer(request)
+        with redirect_stderr(StringIO()):  # a worker's goes to a file, and is read only when it is lost
+            reply = self._server.answer(request)
         if isinstance(reply, messages.Failed):
             error: BackendError = _KINDS[reply.kind](reply.message)
             raise error

@@ -89,7 +89,7 @@ def coin_toss() -> Example:
 def dropping() -> Example:
     """Two linear layers with dropout between them, in training mode."""
     module = nn.Sequential(nn.Linear(64, 96), nn.Dropout(0.1), nn.Linear(96, 64))
-    return module.train(), {"x": torch.randn(2, 9, 64)}, {"x": {0: "batch", 1: "seq"}}, {}
+    return module.train(), {"input": torch.randn(2, 9, 64)}, {"input": {0: "batch", 1: "seq"}}, {}
 
 
 def write_softcap(folder: Path) -> tuple[Path, Path]:

@@ -124,11 +124,17 @@ PLANTED: Final = (*GRAPH_FAULTS, *KERNEL_FAULTS, *MATH_MODES, *NONDETERMINISM, *
 """Every planted fault: at each form of the graph that shows it."""
 
 
+def planted(name: str) -> Subject:
+    """Return a planted fault by its name."""
+    (found,) = (subject for subject in PLANTED if subject.name == name)
+    return found
+
+
 def _healthy(block: str, precision: Precision, forms: tuple[Form, ...], backends: tuple[str, ...]) -> Subject:
     return Subject(
         f"{block} {precision} {'+'.join(forms)}",
         block,
-        options=_fields(block, {}),
+        options=_fields(block, {"num_kv_heads": 2} if block == "llama-gqa" else {}),
         forms=forms,
         precision=precision,
         backends=backends,
@@ -146,7 +152,7 @@ HEALTHY: Final = tuple(
 )
 """Every block at every precision on the backends that take it, in both forms."""
 
-_REDUCED: Final = (
+REDUCED_NAMES: Final = (
     "graph: scale-dropped standard",
     "graph: scores-through-fp16 decomposed",
     "graph: mask-fill decomposed",
@@ -174,7 +180,7 @@ _REDUCED: Final = (
 )
 """Names of those planted that the usual tests examine: every kind, and the families of each."""
 
-REDUCED: Final = tuple(subject for subject in PLANTED if subject.name in _REDUCED)
+REDUCED: Final = tuple(subject for subject in PLANTED if subject.name in REDUCED_NAMES)
 
 HEALTHY_REDUCED: Final = (
     _healthy("mha-padded", "fp32", ("standard",), _RUNS["fp32"]),
