@@ -291,11 +291,11 @@ def test_a_request_that_cannot_be_carried_out_leaves_nothing(tmp_path: Path, mon
     assert "unknown form 'fused'" in refused(FormError, forms=[("fused", 23)])
     assert "no case was given" in refused(SourceError, cases=[])
     wrong = Case("c", "", 0, {"x": np.zeros((2, 5, 9), np.float32)})
-    assert "case c: input 'x' expects shape (batch, seq, 8), got (2, 5, 9); axis 2 is fixed at 8" in refused(
+    assert "case c: input 'x': expected shape (batch, seq, 8), got (2, 5, 9); axis 2 is fixed at 8" in refused(
         SourceError, cases=[wrong]
     )
     wrong = Case("c", "", 0, {"x": np.zeros((2, 5, 8), np.float64)})
-    assert "case c: input 'x' expects dtype float32, got float64" in refused(SourceError, cases=[wrong])
+    assert "case c: input 'x': expected dtype float32, got float64" in refused(SourceError, cases=[wrong])
     cached = load_source(f"{TROUBLES}:table_cached_on_first_call")
     assert "baked-dimension" in refused(CaptureError, source=cached, cases=cases_for(cached))
     double = replace(loaded, module=loaded.module.double(), inputs={"x": case.inputs["x"].astype(np.float64)})

@@ -216,7 +216,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", z=np.ones((1, 4), np.float32))
     assert "a.npz holds an array 'z'; the graph's inputs are: x" in refusal(path, inputs=tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", x=np.ones((1, 4)))
-    assert "input 'x' expects dtype float32, got float64" in refusal(path, inputs=tmp_path / "a.npz")
+    assert "input 'x': expected dtype float32, got float64" in refusal(path, inputs=tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", x=np.ones((1, 5), np.float32))
     assert "expected shape (batch, 4), got (1, 5); axis 1 is fixed at 4" in refusal(path, inputs=tmp_path / "a.npz")
     assert "--inputs: cannot read gone.npz" in refusal(path, inputs=tmp_path / "gone.npz")

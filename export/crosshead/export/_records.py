@@ -16,6 +16,7 @@ from crosshead.export.artifact import (
     SourceError,
     TensorSpec,
     Yardstick,
+    input_fault,
     pack_arrays,
     sha256_bytes,
 )
@@ -112,28 +113,9 @@ def check_fit(specs: Sequence[TensorSpec], case: Case) -> None:
     Raises:
         SourceError: a name, dtype or shape that does not fit; expected and got are named.
     """
-    where = f"case {case.name}"
-    known = ", ".join(spec.name for spec in specs)
-    for name in case.inputs:
-        if all(spec.name != name for spec in specs):
-            raise SourceError(f"{where}: there is no input {name!r}; inputs: {known}")
-    sizes: dict[str, tuple[int, str]] = {}
-    for spec in specs:
-        if spec.name not in case.inputs:
-            raise SourceError(f"{where}: input {spec.name!r} is missing; inputs: {known}")
-        array = case.inputs[spec.name]
-        if array.dtype.name != spec.dtype:
-            raise SourceError(f"{where}: input {spec.name!r} expects dtype {spec.dtype}, got {array.dtype.name}")
-        expected = f"({', '.join(map(str, spec.shape))})"
-        if array.ndim != len(spec.shape):
-            raise SourceError(f"{where}: input {spec.name!r} expects shape {expected}, got {array.shape}")
-        for axis, (want, got) in enumerate(zip(spec.shape, array.shape, strict=True)):
-            size, of = (want, spec.name) if isinstance(want, int) else sizes.setdefault(want, (got, spec.name))
-            if size != got:
-                told = f"fixed at {size}" if isinstance(want, int) else f"{want!r}, {size} in {of!r}"
-                raise SourceError(
-                    f"{where}: input {spec.name!r} expects shape {expected}, got {array.shape}; axis {axis} is {told}"
-                )
+    fault = input_fault(specs, case.inputs)
+    if fault:
+        raise SourceError(f"case {case.name}: {fault}")
 
 
 def floating_dtype(dtype: np.dtype[np.generic]) -> bool:

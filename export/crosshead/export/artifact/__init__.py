@@ -15,6 +15,7 @@ from crosshead.export.artifact._cast import cast_module
 from crosshead.export.artifact._check import DTYPES, UNIT_ROUNDOFFS, is_inside
 from crosshead.export.artifact._errors import ArtifactError, CaptureError, ExportError, FormError, SourceError
 from crosshead.export.artifact._factory import import_factory
+from crosshead.export.artifact._fit import input_fault
 from crosshead.export.artifact._manifest import (
     SCHEMA,
     Apart,
@@ -58,6 +59,7 @@ __all__ = [
     "cast_module",
     "check_plain",
     "import_factory",
+    "input_fault",
     "is_inside",
     "open_arrays",
     "pack_arrays",
