@@ -76,6 +76,7 @@ class Finding:
     Attributes:
         kinds: the kinds of cause that it names, each once.
         evidence: what was called wrong, in few words: artifacts, cells, stress cases, laws, agreements.
+        accused: of whom: artifacts, and backends on them, each once.
         cells: how many cells were judged.
         moved: whether the edit of the graph changes what it computes on some input of the examination; None where
             there is none.
@@ -84,6 +85,7 @@ class Finding:
 
     kinds: tuple[Cause, ...]
     evidence: tuple[str, ...]
+    accused: tuple[str, ...]
     cells: int
     moved: bool | None
     record: RunRecord
@@ -133,7 +135,9 @@ def examine(subject: Subject, watch: Watch = unwatched) -> Finding:
         artifacts = [Artifact.load((finished.folder / each.path).parent) for each in record.artifacts]
         moved = any(_moves(*pair, artifacts[0]) for pair in edited) if edited else None
     kinds = tuple(dict.fromkeys(cause.kind for cause in record.causes))
-    return Finding(kinds, tuple(dict.fromkeys(_evidence(record))), len(record.cells), moved, record)
+    found = list(_evidence(record))
+    evidence, accused = (tuple(dict.fromkeys(each)) for each in zip(*found, strict=True)) if found else ((), ())
+    return Finding(kinds, evidence, accused, len(record.cells), moved, record)
 
 
 def _moves(right: onnx.ModelProto, edited: onnx.ModelProto, artifact: Artifact) -> bool:
@@ -148,19 +152,22 @@ def _moves(right: onnx.ModelProto, edited: onnx.ModelProto, artifact: Artifact) 
     return False
 
 
-def _evidence(record: RunRecord) -> Iterator[str]:
-    """Give everything that is called wrong."""
-    yield from (f"graph {each.graph.verdict}" for each in record.artifacts if each.graph.verdict == "fail")
+def _evidence(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Give everything that is called wrong, in few words, and of whom."""
+    yield from ((f"graph {each.graph.verdict}", each.id) for each in record.artifacts if each.graph.verdict == "fail")
     for where, cells in (("case", record.cells), ("stress", record.stress)):
-        yield from (f"{where} {cell.case} {cell.status}" for cell in cells if cell.status == "failed")
-        yield from (
-            f"{where} {cell.case} {output.verdict}"
-            for cell in cells
-            for output in cell.outputs
-            if output.verdict != "pass"
-        )
-    yield from (f"law {law.law} {law.verdict}" for law in record.laws if law.verdict != "pass")
-    yield from (f"agreement {each.a} {each.b}" for each in record.agreements if each.verdict != "pass")
+        for cell in cells:
+            said: list[str] = [cell.status] if cell.status == "failed" else []
+            said += [output.verdict for output in cell.outputs if output.verdict != "pass"]
+            yield from ((f"{where} {cell.case} {each}", cell.label) for each in said)
+    yield from (
+        (f"law {law.law} {law.verdict}", f"{law.backend}/{law.artifact}")
+        for law in record.laws
+        if law.verdict != "pass"
+    )
+    for each in record.agreements:
+        if each.verdict != "pass":
+            yield from ((f"agreement {each.a} {each.b}", side) for side in (each.a, each.b))
 
 
 def small(layer: str, options: Mapping[str, Any]) -> dict[str, Any]:
