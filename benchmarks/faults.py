@@ -1,14 +1,14 @@
 """How many planted faults are caught, how many of them named right, and how many healthy cells raise an alarm?
 
-    .venv/bin/python -m benchmarks.faults [--polygraphy] [WORD ...]
+    .venv/bin/python -m benchmarks.faults [--polygraphy] [--seed N] [WORD ...]
 
 Examines all of `tests/faults/table.py` as `crosshead compare` does, or what has one of the words in its name
 ("math-mode", "healthy", "bf16"). `make test` runs a part of it.
 
 With `--polygraphy` the same outputs are judged by the default comparison of Polygraphy as well
 (`SimpleCompareFunc`: rtol 1e-5, atol 1e-5, element by element), against the same float64 oracle: on the cases alone,
-which is what Polygraphy is usually given, and on the stress set too, which was made for another judge. It is no dependency; install it with
-`.venv/bin/python -m pip install polygraphy==0.53.6`.
+which is what Polygraphy is usually given, and on the stress set too, which was made for another judge. It is no
+dependency; install it with `.venv/bin/python -m pip install polygraphy==0.53.6`.
 """
 
 import argparse
@@ -90,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--polygraphy", action="store_true")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
     given = parser.parse_args()
     same = _polygraphy() if given.polygraphy else None
     counts: dict[str, Counts] = defaultdict(Counts)
@@ -98,7 +99,7 @@ def main() -> None:
         for subject in chosen((*PLANTED, *HEALTHY), given.words):
             other = Other(same, subject.backends)
             started = time.perf_counter()
-            finding = examine(subject, other.watch)
+            finding = examine(subject, other.watch, given.seed)
             assert finding.moved is not False, f"{subject.name} changes nothing that is computed"
             count(counts, subject, finding, other)
             show(subject, finding, other, time.perf_counter() - started)

@@ -96,12 +96,13 @@ class Finding:
         return bool(self.evidence)
 
 
-def examine(subject: Subject, watch: Watch = unwatched) -> Finding:
+def examine(subject: Subject, watch: Watch = unwatched, seed: int = 0) -> Finding:
     """Export, check the graph, run, judge, and name the cause, as `crosshead compare` does.
 
     Args:
         subject: what is examined.
         watch: shown every run of a backend.
+        seed: of weights and inputs.
     """
     edited: list[tuple[onnx.ModelProto, onnx.ModelProto]] = []
 
@@ -126,6 +127,7 @@ def examine(subject: Subject, watch: Watch = unwatched) -> Finding:
             batches=(2,),
             lengths=(subject.seq,),
             threads=1,
+            seed=seed,
             out=folder / "runs",
             settings=Settings(fake={"fault": subject.fault} if subject.fault else {}),
             keep_training_mode=subject.keep_training_mode,
