@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import psutil
 import pytest
 
@@ -98,6 +99,29 @@ def test_a_worker_that_only_came_up_is_ended(linear: Artifact) -> None:
         worker.boot()
         pid = worker.pid
     assert is_gone(pid or 0)
+
+
+def test_another_artifact_takes_the_place_of_the_one_that_is_open(
+    assert_close: Any, linear: Artifact, make_artifact: Any, typed_value: Any, start_worker: Any, tmp_path: Path
+) -> None:
+    node = onnx.helper.make_node("Neg", ["x"], ["y"])
+    shape = ("batch", "seq", 4)
+    negative = make_artifact(
+        onnx.helper.make_graph(
+            [node], "negative", [typed_value("x", "float32", shape)], [typed_value("y", "float32", shape)]
+        )
+    )
+    worker = start_worker("onnx-reference", linear)
+    pid = worker.pid
+    worker.open_other(negative.folder)
+    worker.run(linear.inputs_path("2x7"), tmp_path / "out.npz")
+    assert_close(unpack_arrays(tmp_path / "out.npz")["y"], np.negative(linear.inputs("2x7")["x"]))
+    with pytest.raises(BackendError):
+        worker.open_other(tmp_path)
+    worker.open_other(linear.folder)
+    worker.run(linear.inputs_path("2x7"), tmp_path / "out.npz")
+    assert_close(unpack_arrays(tmp_path / "out.npz")["y"], linear.expected("2x7")["y"], rtol=1e-3, atol=1e-6)
+    assert worker.pid == pid
 
 
 def test_measured_times_are_those_of_the_call(linear: Artifact, start_worker: Any) -> None:

@@ -49,6 +49,9 @@ ILL_CONDITIONED: Final = 0.03
 """An input that one rounding moves by more than this leaves too few digits to judge."""
 
 NOISE_TIMES: Final = 2.0
+SURELY_ROUNDING: Final = 5.0
+"""Up to so many unit roundoffs an error is far from the limit, whatever its yardstick: that is not computed then."""
+
 RANGE_SHARE: Final = 0.25
 """Values up to this share of the range of the precision can be computed in any order."""
 
@@ -328,7 +331,7 @@ class _Fuzz:
             return
         errors = case.errors(got)
         precision = graph.artifact.manifest.precision
-        if max((max(pair) for pair in errors.values()), default=0.0) <= 0.5 * UNIT_ROUNDOFFS[precision]:
+        if max((max(pair) for pair in errors.values()), default=0.0) <= SURELY_ROUNDING * UNIT_ROUNDOFFS[precision]:
             return
         yards = case.yards(graph.model, precision)
         if any(max(yards[name]) > ILL_CONDITIONED for name in errors if name in yards):

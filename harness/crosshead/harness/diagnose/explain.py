@@ -1,5 +1,6 @@
 """From one failure to its record: seen again, ladder, node, kind, smallest input, bundle. Written after every step."""
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from crosshead.harness.diagnose.output_fault import OutputFault, other_forms, wr
 from crosshead.harness.diagnose.standing import Standing, failed, hold, run_cell, try_cell
 from crosshead.harness.diagnose.suspect import Suspect
 from crosshead.harness.errors import RequestError
+from crosshead.harness.overflow import CODE as OVERFLOW
 from crosshead.harness.phases import Phases
 from crosshead.harness.plan import Plan
 from crosshead.harness.runner import Runner
@@ -185,7 +187,10 @@ class Explanation:
         self.update(ladder=list(ladder.rungs), ladder_message=ladder.message)
         if cell.runtime.capabilities.executes != "graph":
             message = f"{cell.runtime.name} runs the module, which is not cut"
-            self.update(culprit_message=message, cause="kernel", message=_sentence(message, ladder.message))
+            beyond = "" if base.crashed or base.times < math.inf else _beyond(cell.artifact)
+            kind: Cause = "data" if beyond else "kernel"
+            said = f"{kind}: {beyond or message}"
+            self.update(culprit_message=message, cause=kind, message=_sentence(said, ladder.message))
             return
         fault = OutputFault(suspect, base, self._limits, scratch, self._step, primed=primed)
         with self._phases.during("culprit"):
@@ -194,7 +199,7 @@ class Explanation:
             self.update(culprit_message=found, message=_sentence(found, ladder.message))
         else:
             culprit = fault.describe(found)
-            kind: Cause = found.reason.kind
+            kind = found.reason.kind
             self.update(culprit=culprit, cause=kind, message=_sentence(f"{kind}: {culprit.message}", ladder.message))
         small: Smallest | None = None
         with self._phases.during("smallest"):
@@ -320,6 +325,11 @@ class Explanation:
             zipped=self._zipped,
         )
         self.update(bundle=record)
+
+
+def _beyond(artifact: Artifact) -> str:
+    """Say which value is beyond the range of the precision, where the export found one."""
+    return next((notice.message for notice in artifact.manifest.notices if notice.code == OVERFLOW), "")
 
 
 def _sentence(first: str, ladder: str) -> str:
