@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crosshead.export.artifact import Artifact
+from crosshead.harness.carried import check_cases
 from crosshead.harness.errors import RequestError
 from crosshead.harness.plan import Plan
 from crosshead.results import Notice
@@ -134,6 +135,7 @@ def _read_folder(folder: Path, out: Path, on_step: OnStep) -> Prepared:
         artifact.verify()
         if not artifact.manifest.cases:
             raise RequestError(f"artifact {artifact.id} carries no case to run; export again")
+        check_cases(artifact)
         if any(artifact.id == other.id for other in artifacts):
             raise RequestError(f"{folder} holds two artifacts called {artifact.id}; give the folder of one of them")
         artifacts.append(_copy(artifact, out))

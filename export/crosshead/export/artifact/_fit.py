@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from crosshead.export.artifact._arrays import Readable
 from crosshead.export.artifact._manifest import TensorSpec
 
 
-def input_fault(specs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[np.generic]]) -> str:
+def input_fault(specs: Sequence[TensorSpec], arrays: Mapping[str, Readable]) -> str:
     """Return what does not fit, in one line with expected, got and what to do; empty where all of it fits.
 
     Args:
         specs: the graph's inputs; an axis of one name has one size in all of them.
-        arrays: by input name.
+        arrays: by input name; their numbers are not looked at.
     """
     expected = ", ".join(spec.name for spec in specs) or "none"
     known = {spec.name for spec in specs}
@@ -27,7 +25,7 @@ def input_fault(specs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[np.gen
     return next(filter(None, (_fault(spec, arrays[spec.name], sizes) for spec in specs)), "")
 
 
-def _fault(spec: TensorSpec, array: NDArray[np.generic], sizes: dict[str, tuple[int, str]]) -> str:
+def _fault(spec: TensorSpec, array: Readable, sizes: dict[str, tuple[int, str]]) -> str:
     what = f"input {spec.name!r}:"
     if array.dtype.name != spec.dtype:
         return f"{what} expected dtype {spec.dtype}, got {array.dtype.name}; convert it with .astype"
