@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from crosshead.export.artifact import Artifact, Precision, TensorSpec
 from crosshead.runtimes.errors import SessionClosedError, UnsupportedError
 from crosshead.runtimes.inputs import check_inputs
+from crosshead.runtimes.outputs import check_outputs
 
 Array = NDArray[np.generic]
 Outputs = dict[str, Array]
@@ -225,11 +226,13 @@ class Session(abc.ABC):
 
         Raises:
             InputError: a name, shape or dtype that does not fit; expected and got are named.
-            BackendError: the backend failed.
+            BackendError: the backend failed, or gave something else than numbers.
         """
         self._check_open()
         check_inputs(self._artifact, inputs)
-        return self._run(inputs)
+        outputs = self._run(inputs)
+        check_outputs(outputs)
+        return outputs
 
     def bind(self, inputs: Mapping[str, Array]) -> Step:
         """Return a call with nothing left to prepare, for timing; when it returns, the outputs are there.
