@@ -1,5 +1,6 @@
 """What an artifact carries is held against its graph before anything runs; what a person gives wrong is one line."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,3 +148,18 @@ def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path, model: Path, re
     line = refusal("compare", str(model), "--inputs", str(path), "--out", str(tmp_path / "out"))
     assert "cannot read a.npz" in line
     assert line.endswith("expected an .npz of plain arrays")
+
+
+def test_a_zero_length_axis_runs_and_proves_nothing(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "empty.npz", x=FLOATS[:0], i=WHOLE[:0])
+    options = ["--inputs", str(tmp_path / "empty.npz"), "--backend", "onnx-reference", "--out", str(tmp_path / "out")]
+    assert _main(["compare", str(model), *options, "--json", "--quiet"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    (cell,) = record["cells"]
+    assert [(output["shape"], output["verdict"]) for output in cell["outputs"]] == [
+        ([0, 4], "suspect"),
+        ([0], "suspect"),
+    ]
+    assert {output["reason"] for output in cell["outputs"]} == {"nothing to judge: the output is empty"}
