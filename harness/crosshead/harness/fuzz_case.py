@@ -22,7 +22,7 @@ RANGES: Final[Mapping[Precision, float]] = {"fp32": 3.4e38, "bf16": 3.3e38, "fp1
 _FILL: Final = 3e38
 """Numbers beyond this are what masks are filled with."""
 
-_DRAWS: Final = 4
+DRAWS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FuzzCase:
     draw: Draw
     want: Mapping[str, NDArray[Any]]
     own: Mapping[str, NDArray[Any]]
-    _known: dict[Precision, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    _known: dict[tuple[Precision, int], dict[str, tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def judgeable(self) -> bool:
@@ -49,6 +49,11 @@ class FuzzCase:
             if array.dtype.kind == "f"
         ]
         return bool(floats) and all(np.isfinite(each).all() for each in floats) and any(map(np.any, floats))
+
+    def times(self, errors: Mapping[str, tuple[float, float]], yards: Mapping[str, tuple[float, float]]) -> float:
+        """Return the largest error in units of what the output must have."""
+        over = [max(errors[name][0] / yard[0], errors[name][1] / yard[1]) for name, yard in yards.items()]
+        return max(over, default=0.0)
 
     def errors(self, got: Mapping[str, NDArray[Any]]) -> dict[str, tuple[float, float]]:
         """Return the error of each output: over all rows that count, over the worst one; infinite by shape."""
@@ -63,18 +68,19 @@ class FuzzCase:
             found[name] = (errors[0], errors[1])
         return found
 
-    def yards(self, model: onnx.ModelProto, precision: Precision) -> dict[str, tuple[float, float]]:
+    def yards(self, model: onnx.ModelProto, precision: Precision, draws: int = DRAWS) -> dict[str, tuple[float, float]]:
         """Return the rounding that each float output must have: over all rows that count, over the worst one.
 
-        Computed once: it takes longer than all backends together.
+        Computed once: it takes longer than all backends together. One draw gives a first idea, which is too small if
+        anything.
         """
-        if precision not in self._known:
+        if (precision, draws) not in self._known:
             rows = {name: apart_rows(np.asarray(want).shape, self.draw.apart) for name, want in self.own.items()}
             judged = {name: partial(counted, rows=apart) for name, apart in rows.items() if apart is not None}
-            moves = graph_sensitivity(model, self.draw.inputs, self.own, precision, draws=_DRAWS, judged=judged)
+            moves = graph_sensitivity(model, self.draw.inputs, self.own, precision, draws=draws, judged=judged)
             u = UNIT_ROUNDOFFS[precision] / 2
-            self._known[precision] = {name: (max(whole, u), max(row, u)) for name, (whole, row) in moves.items()}
-        return self._known[precision]
+            self._known[precision, draws] = {name: (max(whole, u), max(row, u)) for name, (whole, row) in moves.items()}
+        return self._known[precision, draws]
 
 
 def largest_value(graph: Float64Graph, inputs: Arrays) -> tuple[Mapping[str, NDArray[Any]], float]:
