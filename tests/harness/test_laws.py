@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 from tests.harness.conftest import WEIGHT
 
 from crosshead.export.artifact import Arrays, Artifact
+from crosshead.harness import laws
 from crosshead.harness.accuracy import Limits, Visit
 from crosshead.harness.cells import Cell
 from crosshead.harness.examine import Subject
@@ -191,3 +192,14 @@ def test_what_a_backend_refuses_is_not_asked_and_a_lost_worker_is_doubted(
     assert laws["shorter-prefix"].verdict == "suspect"
     assert "the worker was lost while it was asked: killed by SIGSEGV" in laws["shorter-prefix"].reason
     assert laws["token-permutation"].verdict == "pass"
+
+
+def test_no_law_is_asked_of_a_large_output(
+    ask: Callable[..., dict[str, LawRecord]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laws, "MOST_ELEMENTS", 29)  # y of the case 2x5 holds 2 x 5 x 3
+    found = ask(right)
+    assert len(found) > 1
+    reason = "not asked: an output of the smallest case holds 30 elements; up to 29 are asked about"
+    assert {law.reason for law in found.values()} == {reason}
+    assert {law.violation for law in found.values()} == {None}
