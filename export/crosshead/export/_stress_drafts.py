@@ -61,9 +61,9 @@ class Drafts:
         self._inputs = inputs
         self._precision: Precision = precision
         query = inputs.query
-        leading = query.spec.shape[:2] if query is not None else ()
-        self._batch = leading[0] if leading and isinstance(leading[0], str) else ""
-        self._queries = leading[1] if leading and isinstance(leading[1], str) else ""
+        batch, queries = (query.spec.shape[0], query.length) if query is not None else ("", "")
+        self._batch = batch if isinstance(batch, str) else ""
+        self._queries = queries if isinstance(queries, str) else ""
         elsewhere = {axis for each in inputs.all if each.kind != "past" for axis in each.spec.shape}
         self._past = {
             axis
@@ -71,11 +71,11 @@ class Drafts:
             for axis in each.spec.shape
             if isinstance(axis, str) and axis not in elsewhere
         }
-        self._keys = {
-            axis
-            for each in inputs.of("tokens")
-            if len(each.spec.shape) >= 2 and isinstance(axis := each.spec.shape[1], str)
-        } - {self._queries, self._batch, *self._past}
+        self._keys = {each.length for each in inputs.of("tokens") if isinstance(each.length, str)} - {
+            self._queries,
+            self._batch,
+            *self._past,
+        }
         self._free = all(axis.isidentifier() for axis in example)  # else some axes are bound to each other
         self._example = dict(example)
         self.base = self._base()
@@ -188,7 +188,7 @@ class Drafts:
 
     def _denormal(self, array: NDArray[np.float64], each: StressInput) -> NDArray[np.float64]:
         tiny = float(ml_dtypes.finfo(_DTYPES[self._precision]).smallest_normal)  # type: ignore[no-untyped-call]  # NumPy's fields, and bfloat16 as well
-        axis = _length_axis(each)
+        axis = each.length_axis
         if axis is None:
             return array
         odd = np.arange(array.shape[axis]) % 2 == 1
@@ -203,7 +203,9 @@ class Drafts:
 
         def build(_: float) -> tuple[Arrays, tuple[Apart, ...]]:
             arrays = self._inputs.draw(self.base)
-            tokens = arrays[query.spec.name]
+            tokens = np.moveaxis(
+                arrays[query.spec.name], query.length_axis or 1, 1
+            )  # a view: (B, …, L, d) -> (B, L, …)
             batch, length = tokens.shape[:2]
             row = (batch - 1, length // 2)
             tokens[row] = _as(tokens[row].astype(np.float64) * BEYOND_FP16, query)
@@ -263,7 +265,7 @@ class Drafts:
         over = [
             each
             for each in self._inputs.of("tokens")
-            if len(each.spec.shape) >= 3 and each.spec.shape[1] == mask.spec.shape[-1]
+            if len(each.spec.shape) >= 3 and each.length == mask.spec.shape[-1]
         ]
         if not over:
             return
@@ -276,7 +278,8 @@ class Drafts:
             yield Draft(f"{name} at masked positions", reason, self.base, self._junk(mask, over, change))
 
     def _own_lengths(self) -> set[int | str]:
-        return {each.spec.shape[1] for each in self._inputs.of("tokens") if len(each.spec.shape) >= 3}
+        lengths = (each.length for each in self._inputs.of("tokens") if len(each.spec.shape) >= 3)
+        return {length for length in lengths if length is not None}
 
     def _junk(self, mask: StressInput, over: list[StressInput], change: Callable[[NDArray[np.float64]], Any]) -> Build:
         def build(_: float) -> tuple[Arrays, tuple[Apart, ...]]:
@@ -289,7 +292,8 @@ class Drafts:
             arrays[mask.spec.name] = mask.written(keep)
             for each in over:
                 tokens = arrays[each.spec.name].astype(np.float64)
-                tokens[:, hidden] = change(tokens[:, hidden])
+                moved = np.moveaxis(tokens, each.length_axis or 1, 1)  # a view: (B, …, L, d) -> (B, L, …)
+                moved[:, hidden] = change(moved[:, hidden])
                 arrays[each.spec.name] = _as(tokens, each)
             own = [] if self._inputs.query not in over else [_rows("masked tokens", tokens.shape[0], hidden)]
             return arrays, tuple(own)
@@ -308,13 +312,8 @@ def _as(array: NDArray[Any], each: StressInput) -> NDArray[Any]:
         return array.astype(each.example.dtype)
 
 
-def _length_axis(each: StressInput) -> int | None:
-    rank = len(each.spec.shape)
-    return 2 if each.kind == "past" and rank == 4 else 1 if rank >= 3 else None
-
-
 def _equal(array: NDArray[np.float64], each: StressInput) -> NDArray[np.float64]:
-    axis = _length_axis(each)
+    axis = each.length_axis
     if axis is None or not array.shape[axis] or each.role in ("value", "past_value"):
         return array
     return np.broadcast_to(np.take(array, [0], axis=axis), array.shape)

@@ -21,6 +21,7 @@ LOWEST_KEPT: Final = -6e4
 
 _MASKS: Final = ("attn_mask", "key_padding_mask")
 _PASTS: Final = ("past_key", "past_value")
+_HEADS: Final = ("query", "key", "value")
 _STREAM: Final = 0x57E5
 
 
@@ -45,6 +46,19 @@ class StressInput:
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """Return the shape at some sizes of the dynamic axes."""
         return tuple(size if isinstance(size, int) else sizes[size] for size in self.spec.shape)
+
+    @property
+    def length_axis(self) -> int | None:
+        """The axis that counts tokens: the second, or the third of (batch, heads, length, width); None without one."""
+        rank = len(self.spec.shape)
+        if rank == 4 and (self.kind == "past" or self.role in _HEADS):
+            return 2
+        return 1 if rank >= 2 and self.kind != "past" else None
+
+    @property
+    def length(self) -> int | str | None:
+        """The size or the name of that axis."""
+        return None if self.length_axis is None else self.spec.shape[self.length_axis]
 
     def written(self, keep: Bools) -> Array:
         """Return a mask that keeps what `keep` says, in the input's own dtype and meaning."""
@@ -141,7 +155,7 @@ class Inputs:
 
     @property
     def query(self) -> StressInput | None:
-        """The input whose second axis counts the queries; None where nothing has such an axis."""
+        """The input whose tokens are the queries; None where nothing has such an axis."""
         tokens = [each for each in self.all if each.kind in ("tokens", "whole") and len(each.spec.shape) >= 2]
         return next((each for each in tokens if each.role == "query"), tokens[0] if tokens else None)
 
@@ -176,7 +190,7 @@ class Inputs:
         query = self.query
         if query is None:
             return []
-        batch, length = arrays[query.spec.name].shape[:2]
+        batch, length = arrays[query.spec.name].shape[0], arrays[query.spec.name].shape[query.length_axis or 1]
         padded = np.zeros((batch, length), np.bool_)
         for each in self.of("padding"):
             if self._is_own(each, query):
@@ -187,9 +201,9 @@ class Inputs:
 
     def _is_own(self, mask: StressInput, query: StressInput) -> bool:
         """Whether a padding mask over keys speaks of the queries: one sequence goes in, and it has the mask's axes."""
-        over = [each for each in self.of("tokens", "whole") if each.spec.shape[:2] == mask.spec.shape]
+        over = [each for each in self.of("tokens", "whole") if (each.spec.shape[0], each.length) == mask.spec.shape]
         floating = [each for each in over if each.kind == "tokens"] or over[:1]
-        return len(floating) == 1 and query.spec.shape[:2] == mask.spec.shape
+        return len(floating) == 1 and query in over
 
     def _masked(self, arrays: Arrays, batch: int, length: int) -> Bools:
         """Return (batch, queries): where nothing is certainly kept, in any head."""
