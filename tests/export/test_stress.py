@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
+from tests.faults.graph_edits import GRAPH_EDITS
 
-from crosshead.export import LoadedSource, load_source
+from crosshead.export import LoadedSource, build, cases_for, export_source, load_source
 from crosshead.export._stress_inputs import Structure
 from crosshead.export._stress_module import module_stress
-from crosshead.export.artifact import Precision, TensorSpec
+from crosshead.export.artifact import GraphVerdict, Precision, TensorSpec
 from crosshead.export.stress import ILL_CONDITIONED, MOST_ELEMENTS, StressCase, StressSet, record_stress
 from crosshead.model_def import BLOCKS
 
@@ -197,6 +199,19 @@ def test_a_mask_with_a_leading_axis_of_its_own_is_broadcast() -> None:
     assert each.case.inputs["x"].shape == (2, 6, 8)
 
 
+def test_heads_that_are_split_already_count_their_tokens_on_the_third_axis() -> None:
+    found = made("core")
+    few = case(found, "fewer queries than keys").case.inputs
+    assert (few["query"].shape, few["key"].shape) == ((2, 4, 3, 8), (2, 2, 11, 8))
+    large = case(made("core", precision="fp16"), "one large token")
+    assert np.abs(large.case.inputs["query"][1, :, 3]).min() > 0.1
+    assert np.abs(large.case.inputs["query"][1, :, 2]).max() < 10
+    assert rows(large, "beyond fp16") == {(1, 3)}
+    equal = case(found, "equal logits").case.inputs
+    assert (equal["key"] == equal["key"][:, :, :1]).all()
+    assert not (equal["value"] == equal["value"][:, :, :1]).all()
+
+
 def test_token_ids_stay_in_their_range() -> None:
     found = made("ids")
     assert names(found) == SIZES
@@ -250,6 +265,30 @@ def test_records_carry_the_rows_apart() -> None:
 def test_a_set_is_the_same_each_time() -> None:
     first, second = made("mha-masked"), made("mha-masked")
     assert record_stress(first, "fp32").records == record_stress(second, "fp32").records
+
+
+def test_a_mask_that_is_filled_with_a_number_is_found_by_the_stress_set_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from crosshead.export.forms import lower
+
+    def filled(*arguments: Any) -> ir.Model:
+        return ir.from_proto(GRAPH_EDITS["mask-fill"].apply(ir.to_proto(lower(*arguments))))
+
+    monkeypatch.setattr(build, "lower", filled)
+    loaded = load_source("mha-padded", options={"d_model": 64, "num_heads": 4})
+    cases = cases_for(loaded, batches=(2,), lengths=(9,))
+
+    def verdict(*, stress: bool) -> GraphVerdict:
+        (artifact,) = export_source(
+            loaded, cases, forms=[("decomposed", 18)], out=tmp_path / str(stress), stress=stress
+        )
+        return artifact.manifest.graph
+
+    assert verdict(stress=False).verdict == "pass", "exp(-30) drowns in everything else"
+    found = verdict(stress=True)
+    assert (found.verdict, found.by_stress) == ("fail", True)
+    assert "case 'one key kept at gain 40'" in found.detail
 
 
 def test_many_weights_leave_it_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,15 +166,19 @@ class Drafts:
             "equal logits", "all keys alike: every weight is 1 over the number of keys that are seen", _equal
         )
 
-    def _scaled(self, label: str, reason: str, factors: tuple[float, ...]) -> Draft:
+    def _scaled(
+        self, label: str, reason: str, factors: tuple[float, ...], sizes: Mapping[str, int] | None = None
+    ) -> Draft:
+        at = self.base if sizes is None else sizes
+
         def build(factor: float) -> tuple[Arrays, tuple[Apart, ...]]:
-            arrays = self._inputs.draw(self.base)
+            arrays = self._inputs.draw(at)
             for each in self._inputs.of("tokens", "past"):
                 if each.role in _SCALED_ROLES:
                     arrays[each.spec.name] = _as(arrays[each.spec.name].astype(np.float64) * factor, each)
             return arrays, ()
 
-        return Draft(label, reason, self.base, build, factors)
+        return Draft(label, reason, at, build, factors)
 
     def _changed(self, name: str, reason: str, change: Callable[[NDArray[np.float64], StressInput], Any]) -> Draft:
         def build(_: float) -> tuple[Arrays, tuple[Apart, ...]]:
@@ -222,11 +226,14 @@ class Drafts:
         for name, reason, pattern in _PADDINGS:
             if known or pattern is not _nothing:
                 yield self._masked(mask, name, reason, pattern)
+        if known:
+            yield self._lonely(mask, "")
 
     def _of_mask(self, mask: StressInput) -> Iterator[Draft]:
         named = f"{mask.spec.name}: " if len(self._inputs.of("mask", "padding")) > 1 else ""
         for name, reason, pattern in (*_PADDINGS[:-1], *_MASKS):
             yield self._masked(mask, f"{named}{name}", reason, pattern)
+        yield self._lonely(mask, named)
         if floating_dtype(mask.example.dtype):
             lowest = float(ml_dtypes.finfo(mask.example.dtype).min)  # type: ignore[no-untyped-call]  # as above
             reason = "hidden keys are often given the lowest finite number instead of -inf"
@@ -236,6 +243,19 @@ class Drafts:
             if isinstance(size, str) and self._own(mask, size):
                 reason = f"axis {axis} of the mask has size 1 and is broadcast"
                 yield self._sized(f"{named}broadcast over axis {axis}", reason, {size: 1})
+
+    def _lonely(self, mask: StressInput, named: str) -> Draft:
+        """A softmax over one key is 1 whatever its score; a score far below 0 loses to a mask that is no infinity."""
+        sizes = self.base | ({self._batch: 5} if self._batch and self._free else {})
+        scaled = self._scaled("", "", (40.0,), sizes)
+
+        def build(factor: float) -> tuple[Arrays, tuple[Apart, ...]]:
+            arrays, aparts = scaled.build(factor)
+            arrays[mask.spec.name] = mask.written(_each_its_own(mask.shape(sizes)))
+            return arrays, aparts
+
+        reason = "at {factor} times the size of queries and keys the only key that is kept may have any score"
+        return Draft(f"{named}one key kept at gain", reason, sizes, build, (40.0,))
 
     def _own(self, mask: StressInput, axis: str) -> bool:
         """Whether no other input has an axis, so that it may have size 1."""
@@ -344,6 +364,7 @@ _left = _by_key(lambda keys, length, sequence: keys >= _hidden(length, sequence)
 _right = _by_key(lambda keys, length, sequence: keys < length - _hidden(length, sequence))
 _scattered = _by_key(lambda keys, _, sequence: (keys % 2 == 0) if sequence % 2 == 0 else (keys % 3 != 1))
 _one_kept = _by_key(lambda keys, length, sequence: keys == (0 if sequence % 2 == 0 else length - 1))
+_each_its_own = _by_key(lambda keys, length, sequence: keys == sequence % length)
 _nothing = _by_key(lambda keys, _, sequence: np.full(keys.shape, sequence != 0))
 
 

@@ -64,6 +64,21 @@ def cleared() -> Factory:
     return Reads(), inputs, {"query": TOKENS, "key": keys, "value": keys, "padding": keys}
 
 
+class Core(nn.Module):
+    """Attention of heads that are split already."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mixed: Tensor = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+        return mixed
+
+
+def core() -> Factory:
+    inputs = {"query": torch.randn(2, 4, 6, WIDTH), "key": torch.randn(2, 2, 5, WIDTH)}
+    keys = {0: "batch", 2: "kv_seq"}
+    axes = {"query": {0: "batch", 2: "seq"}, "key": keys, "value": keys}
+    return Core(), {**inputs, "value": torch.randn(2, 2, 5, WIDTH)}, axes, {name: name for name in axes}
+
+
 class Ids(nn.Module):
     """Token ids through a table that ends at 11."""
 
