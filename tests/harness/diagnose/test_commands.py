@@ -28,6 +28,7 @@ def test_a_diagnosis_is_status_one_and_its_record_all_there_is(capsys: pytest.Ca
     record = json.loads(capsys.readouterr().out)
     assert record["schema"] == "crosshead.diagnosis/1"
     assert record["culprit"]["op"] == "ai.onnx::Softmax"
+    assert [path.name for path in Path().iterdir()] == ["results"]  # nothing else is left behind
 
 
 def test_nothing_wrong_is_status_zero(capsys: pytest.CaptureFixture[str]) -> None:

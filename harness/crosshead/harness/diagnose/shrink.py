@@ -1,8 +1,9 @@
 """The smallest input that shows a fault: shapes first, then values, by Hypothesis, in bounded time."""
 
-import math
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,7 +55,22 @@ def shrink(inputs: Arrays, specs: Sequence[TensorSpec], shows: Shows, *, budget_
     Raises:
         RequestError: Hypothesis is not installed.
     """
-    return _Search(inputs, specs, shows, budget_s, seed).found()
+    with _no_traces():
+        return _Search(inputs, specs, shows, budget_s, seed).found()
+
+
+@contextmanager
+def _no_traces() -> Iterator[None]:
+    """Let Hypothesis keep what it keeps in a folder that goes away, instead of one beside the user's files."""
+    from hypothesis import configuration
+
+    before = vars(configuration).get("__hypothesis_home_directory")
+    with tempfile.TemporaryDirectory(prefix="crosshead-") as folder:
+        configuration.set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            configuration.set_hypothesis_home_dir(before)
 
 
 class _Search:
@@ -242,8 +258,3 @@ def check_hypothesis() -> None:
         import hypothesis  # noqa: F401  # only to answer in one line where it is missing
     except ImportError as error:
         raise RequestError("the search for a smaller input needs Hypothesis; pip install hypothesis") from error
-
-
-def elements(inputs: Arrays) -> int:
-    """Return how many numbers there are."""
-    return sum(math.prod(array.shape) for array in inputs.values())
