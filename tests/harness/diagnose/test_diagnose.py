@@ -7,6 +7,7 @@ import onnx
 import pytest
 from tests.faults.graph_edits import GRAPH_EDITS
 from tests.faults.in_process import exported_as, in_process
+from tests.faults.table import SOURCES
 
 from crosshead.harness import Plan
 from crosshead.harness.diagnose import Diagnosed, diagnose
@@ -90,3 +91,27 @@ def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
     assert not done.found
     assert done.record.message.startswith("Nothing wrong")
     assert (done.folder / "diagnosis.json").is_file()
+
+
+def test_a_module_that_draws_random_numbers_is_no_wrong_graph(tmp_path: Path) -> None:
+    source = f"{SOURCES}:dropping"
+    record = look(
+        tmp_path, source, options={}, backends=("ort-cpu",), forms=("decomposed",), keep_training_mode=True
+    ).record
+    assert (record.subject, record.cause) == ("output", "nondeterminism")
+    assert "the module draws random numbers" in record.message
+
+
+def test_two_files_are_held_against_each_other(tmp_path: Path) -> None:
+    with exported_as(lambda model: model):
+        done = look(tmp_path, "mha", backends=("ort-cpu",), forms=("decomposed",), stress=False)
+    old = next((done.folder / "artifacts").glob("*/model.onnx"))
+    new = tmp_path / "new.onnx"
+    onnx.save(GRAPH_EDITS["heads-swapped"].apply(onnx.load(old)), new)
+    shapes = {"query": ((2, 9, 64),)}
+    record = look(tmp_path, str(old), against=str(new), shapes=shapes, backends=("ort-cpu",), options={}).record
+    assert (record.subject, record.cause) == ("graph", "graph")
+    assert record.culprit is not None, record.culprit_message
+    assert record.culprit.node.startswith("edit_Gather")
+    assert record.bundle is not None
+    assert record.bundle.reproduces

@@ -113,6 +113,11 @@ class Explanation:
             return
         base, other = self._seen_again(suspect, scratch)
         self.update(error=base.error, times_expected=base.times if base.times < float("inf") else None)
+        noise = max(suspect.artifact.case(suspect.case).noise.values(), default=0.0)
+        if noise:
+            message = f"the module draws random numbers: two float64 evaluations of it differ by {noise:.2g}"
+            self.update(cause="nondeterminism", message=f"nondeterminism: {message}")
+            return
         if suspect.data:
             self.update(cause="data", message=f"data: {suspect.data}")
             return
