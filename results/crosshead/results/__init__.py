@@ -23,10 +23,32 @@ if TYPE_CHECKING:
         decode_conformity,
         encode_conformity,
     )
+    from crosshead.results.diagnosis import (
+        BundleRecord,
+        CulpritRecord,
+        DiagnosisRecord,
+        DiagnosisStore,
+        RungRecord,
+        SmallestRecord,
+        TensorRecord,
+        decode_diagnosis,
+        encode_diagnosis,
+    )
+    from crosshead.results.diagnosis_text import diagnosis_summary, render_diagnosis
     from crosshead.results.disturbances import sample_notices
     from crosshead.results.encoding import decode_record, decode_run, encode_record, encode_run
     from crosshead.results.environment import CpuTimes, environment_notices, read_environment
     from crosshead.results.errors import ResultsError, StoreError, VersionError
+    from crosshead.results.fuzz import (
+        FUZZ_SCHEMA,
+        FindRecord,
+        FuzzRecord,
+        FuzzStore,
+        SearchedRecord,
+        decode_fuzz,
+        encode_fuzz,
+    )
+    from crosshead.results.fuzz_text import fuzz_summary, render_fuzz
     from crosshead.results.gpus import read_gpus
     from crosshead.results.latency import latency_record
     from crosshead.results.load_markdown import (
@@ -88,19 +110,23 @@ if TYPE_CHECKING:
         Rule,
         RunRecord,
         RunResult,
+        SurroundingsRecord,
         UlpRecord,
         WorstElement,
     )
     from crosshead.results.statistics import compare_latency, median, median_interval
-    from crosshead.results.store import RunStore, new_run_id, read_run, read_samples
+    from crosshead.results.store import RunStore, new_run_id, read_run, read_samples, read_turns
     from crosshead.results.terminal import render_backends, render_run
+    from crosshead.results.turns import TurnRow
 
 __all__ = [
     "CONFORM_SCHEMA",
+    "FUZZ_SCHEMA",
     "LOAD_SCHEMA",
     "SCHEMA",
     "AgreementRecord",
     "ArtifactRecord",
+    "BundleRecord",
     "Cause",
     "CauseRecord",
     "CellRecord",
@@ -114,9 +140,15 @@ __all__ = [
     "ConformStatus",
     "ConformStore",
     "CpuTimes",
+    "CulpritRecord",
+    "DiagnosisRecord",
+    "DiagnosisStore",
     "DisagreementRecord",
     "EnvironmentRecord",
     "FeatureRecord",
+    "FindRecord",
+    "FuzzRecord",
+    "FuzzStore",
     "GivenRecord",
     "GpuRecord",
     "GraphRecord",
@@ -149,9 +181,15 @@ __all__ = [
     "RunRecord",
     "RunResult",
     "RunStore",
+    "RungRecord",
     "SaturationRecord",
+    "SearchedRecord",
+    "SmallestRecord",
     "SpreadRecord",
     "StoreError",
+    "SurroundingsRecord",
+    "TensorRecord",
+    "TurnRow",
     "UlpRecord",
     "VersionError",
     "WorstElement",
@@ -160,12 +198,18 @@ __all__ = [
     "conformity_summary",
     "cpu_quota",
     "decode_conformity",
+    "decode_diagnosis",
+    "decode_fuzz",
     "decode_record",
     "decode_run",
+    "diagnosis_summary",
     "encode_conformity",
+    "encode_diagnosis",
+    "encode_fuzz",
     "encode_record",
     "encode_run",
     "environment_notices",
+    "fuzz_summary",
     "latency_record",
     "load_summary",
     "median",
@@ -178,8 +222,11 @@ __all__ = [
     "read_load_samples",
     "read_run",
     "read_samples",
+    "read_turns",
     "render_backends",
     "render_conformity",
+    "render_diagnosis",
+    "render_fuzz",
     "render_load",
     "render_run",
     "sample_notices",
@@ -209,6 +256,20 @@ _HOMES = {
         "decode_conformity",
         "encode_conformity",
     ],
+    "diagnosis": [
+        "BundleRecord",
+        "CulpritRecord",
+        "DiagnosisRecord",
+        "DiagnosisStore",
+        "RungRecord",
+        "SmallestRecord",
+        "TensorRecord",
+        "decode_diagnosis",
+        "encode_diagnosis",
+    ],
+    "diagnosis_text": ["diagnosis_summary", "render_diagnosis"],
+    "fuzz": ["FUZZ_SCHEMA", "FindRecord", "FuzzRecord", "FuzzStore", "SearchedRecord", "decode_fuzz", "encode_fuzz"],
+    "fuzz_text": ["fuzz_summary", "render_fuzz"],
     "disturbances": ["sample_notices"],
     "encoding": ["decode_record", "decode_run", "encode_record", "encode_run"],
     "environment": ["CpuTimes", "environment_notices", "read_environment"],
@@ -235,8 +296,9 @@ _HOMES = {
     "percentiles": ["percentile_or_missing", "samples_needed"],
     "privacy": ["scrub", "scrub_record"],
     "statistics": ["compare_latency", "median", "median_interval"],
-    "store": ["RunStore", "new_run_id", "read_run", "read_samples"],
+    "store": ["RunStore", "new_run_id", "read_run", "read_samples", "read_turns"],
     "terminal": ["render_backends", "render_run"],
+    "turns": ["TurnRow"],
 }
 """Which module holds which name; `records` holds the others."""
 
