@@ -68,14 +68,13 @@ def test_the_innermost_cause_of_an_export_that_failed_is_shown(come_out: Compare
 
 def test_keys_of_length_0_go_by_the_form_that_takes_them(come_out: Compare) -> None:
     outcome = come_out("no_keys")
-    assert (outcome.record.verdict, outcome.status) == ("suspect", 2)
+    assert (outcome.record.verdict, outcome.status) == ("pass", 2)
     for backend in ("onnx-reference", "ort-cpu"):
         (refused,) = outcome.cells(backend, "standard")
         assert refused.status == "unsupported"
         assert "the form `decomposed` does" in refused.reason
         assert outcome.verdicts(backend, "decomposed") == {"pass"}
-    assert outcome.artifact("standard").graph.verdict == "weak"
-    assert "cannot be evaluated in float64" in outcome.artifact("standard").graph.detail
+    assert outcome.artifact("standard").graph.verdict == "pass", "in float64 a query without keys gives 0"
     assert outcome.artifact("decomposed").graph.verdict == "pass"
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -118,7 +119,11 @@ def test_cases_and_expectations_travel_and_any_backend_can_be_held_against_them(
             assert 1e-9 < yardstick.sensitivity <= yardstick.sensitivity_row
             (got,) = session.run(None, inputs)
             assert relative_l2(got, expected["output"]) < 10 * max(yardstick.sensitivity, yardstick.unit_roundoff / 2)
-    assert tied[0].manifest.cases == tied[1].manifest.cases
+    counted = [
+        [msgspec.structs.replace(case, flops=None, moved_bytes=None) for case in artifact.manifest.cases]
+        for artifact in tied
+    ]
+    assert counted[0] == counted[1], "but for what a form asks of a machine"
 
 
 def test_the_modules_own_state_travels_tied_weights_once(tied: list[Artifact]) -> None:
