@@ -27,7 +27,7 @@ from crosshead.harness import Plan, export
 from crosshead.harness.accuracy import Limits
 from crosshead.harness.cells import Cell
 from crosshead.harness.plan import default_threads
-from crosshead.harness.timing import VOID_STEAL_SHARE, Timing
+from crosshead.harness.timing import Timing
 from crosshead.results import RatioResult, compare_latency
 from crosshead.runtimes import Settings, get_runtime
 
@@ -137,7 +137,7 @@ def time_pair(artifact: Artifact, subject: Subject, processes: int, seed: int) -
     ratio, low, high, verdict = compare_latency(second, first)
     assert low is not None, "several processes a side"
     assert high is not None, "several processes a side"
-    void = timing.steal_share > VOID_STEAL_SHARE
+    void = any(measured.why_void() for measured in timing.timings)
     return Outcome("void" if void else verdict, ratio, high / low - 1.0, time.perf_counter() - began)
 
 

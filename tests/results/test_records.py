@@ -46,6 +46,15 @@ DIMENSIONLESS = {
     "PeakRecord": {"threads"},
     "PlanRecord": {"growth_calls", "options", "opsets", "threads", "processes", "seed"},
     "ProviderRecord": {"nodes"},
+    "SurroundingsRecord": {
+        "turns",
+        "others_cores",
+        "switches",
+        "temperature_c",
+        "throttles",
+        "gpu_throttled_turns",
+        "gpu_shared_turns",
+    },
     "UlpRecord": {"median", "p99", "max"},  # units in the last place, as the record's name says
     "WorstElement": {"index", "got", "want"},
 }

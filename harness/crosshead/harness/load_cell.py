@@ -16,7 +16,7 @@ from crosshead.harness.load_plan import LoadPlan, Objective
 from crosshead.harness.load_schedule import MOST_REQUESTS, draw_seed, poisson_arrivals
 from crosshead.harness.load_search import find_largest
 from crosshead.harness.load_verdict import kept_rate, saturation
-from crosshead.harness.timing import VOID_STEAL_SHARE
+from crosshead.harness.surroundings import VOID_STEAL_SHARE
 from crosshead.results import CellRecord, CpuTimes, samples_needed, scrub
 from crosshead.results.load_objective import Bounds, judge, look_counts, looks
 from crosshead.results.load_point import LoadSamples, figures

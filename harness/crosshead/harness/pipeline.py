@@ -38,7 +38,7 @@ from crosshead.harness.saved import save_inputs, save_outputs
 from crosshead.harness.sources import ARTIFACTS, Prepared, prepare
 from crosshead.harness.stages import STAGES
 from crosshead.harness.stress import StressStage
-from crosshead.harness.timing import VOID_STEAL_SHARE, Timing
+from crosshead.harness.timing import Timing
 from crosshead.harness.verdict import overall
 from crosshead.harness.visits import Visitor
 from crosshead.results import (
@@ -395,13 +395,11 @@ class _Run:
                 latency=latency,
                 peak_rss_bytes=max([*peaks, visited.record.peak_rss_bytes or 0]),
             )
-            if latency is not None and timing.steal_share > VOID_STEAL_SHARE:
-                visited.record = msgspec.structs.replace(
-                    visited.record, status="void", reason="the machine was disturbed while measuring; see the notices"
-                )
+            if latency is not None and measured.why_void():
+                visited.record = msgspec.structs.replace(visited.record, status="void", reason=measured.why_void())
             for replica in measured.timed():
                 index = first + next(i for i, other in enumerate(visits) if other is visited)
-                self._store.add_samples(index, replica.process, replica.samples_s)
+                self._store.add_samples(index, replica.process, replica.samples_s, replica.turns)
         self._notices += timing.notices()
         self._update(
             cells=[*self._record.cells[:first], *(visited.record for visited in visits)],

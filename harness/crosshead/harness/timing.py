@@ -22,12 +22,14 @@ from crosshead.harness.accuracy import Limits, failure_record, launch
 from crosshead.harness.cells import Cell
 from crosshead.harness.phases import Phases
 from crosshead.harness.plan import default_threads
+from crosshead.harness.surroundings import read_surroundings, together, turn_row, why_void
 from crosshead.results import (
     CellRecord,
-    CpuTimes,
     LatencyRecord,
     Notice,
     PeakRecord,
+    SurroundingsRecord,
+    TurnRow,
     latency_record,
     median_interval,
     sample_notices,
@@ -55,9 +57,6 @@ SETTLED = 0.01
 MEMORY_SHARE = 0.6
 """Workers alive together may hold this share of the memory that is free."""
 
-VOID_STEAL_SHARE = 0.1
-"""Above this share of stolen time during the measuring, the figures mean nothing."""
-
 
 @dataclass
 class Replica:
@@ -69,6 +68,7 @@ class Replica:
     opened: Opened | None = None
     warm: Warm | None = None
     samples_s: list[float] = field(default_factory=list)
+    turns: list[TurnRow] = field(default_factory=list)
     peak_rss_bytes: int = 0
 
 
@@ -98,6 +98,14 @@ class CellTiming:
     def medians_s(self) -> list[float]:
         """Return the median of each timed process, seconds a call."""
         return [statistics.median(replica.samples_s) for replica in self.timed()]
+
+    def surroundings(self) -> SurroundingsRecord:
+        """Return what went on around its turns."""
+        return together([row for replica in self.timed() for row in replica.turns])
+
+    def why_void(self) -> str:
+        """Return why its times mean nothing; empty when they stand."""
+        return why_void(self.surroundings(), self.cell.settings.threads, psutil.cpu_count() or 1)
 
     def settled(self, processes: int) -> bool:
         """Whether the interval of the median is within ±1 %, with every process heard."""
@@ -137,7 +145,6 @@ class Timing:
             phases: told where the time went.
         """
         self.timings = [CellTiming(cell) for cell in cells]
-        self.steal_share = 0.0
         self.peaks: dict[str, PeakRecord] = {}
         self._processes = processes
         self._budget_s = budget_s
@@ -151,11 +158,12 @@ class Timing:
         self._asked_for_peaks: set[tuple[str, str]] = set()
         self._measured_s = 0.0
         self._warmed_s = 0.0
+        self._began_s = 0.0
 
     def measure(self) -> None:
         """Time every cell, then find out what the machine can do; a worker that fails ends its own cell alone."""
+        self._began_s = time.perf_counter()
         waves = self._waves()
-        before = CpuTimes()
         for number, wave in enumerate(waves):
             with ExitStack() as stack:
                 for replica in wave:
@@ -166,7 +174,6 @@ class Timing:
                 least_s = self._measured_s + RECORDED_SHARE * self._budget_s / len(waves)
                 self._rounds(wave, until_s=max(until_s, least_s))
                 self._find_peaks(wave)
-        self.steal_share = CpuTimes().steal_share(before) or 0.0
 
     def _waves(self) -> list[list[Replica]]:
         """Cut all processes into groups that fit into memory together; where nothing can be stopped, one at a time."""
@@ -304,15 +311,20 @@ class Timing:
         if self.timings[replica.cell].failure is not None:
             return
         began = time.perf_counter()
+        on_gpu = self.timings[replica.cell].cell.runtime.capabilities.device == "cuda"
         try:
             with self._phases.during("measure"):
+                before = read_surroundings(replica.worker.pid, on_gpu=on_gpu)
                 replica.worker.resume()
                 measured = replica.worker.measure(SETTLE_SHARE * turn_s, (1.0 - SETTLE_SHARE) * turn_s)
                 replica.worker.pause()
+                after = read_surroundings(replica.worker.pid, on_gpu=on_gpu)
         except (BackendError, WorkerError) as error:
             self._fail(replica, error)
         else:
             replica.samples_s += measured.samples_s
+            row = turn_row(before, after, began_s=began - self._began_s, samples=len(measured.samples_s))
+            replica.turns.append(row)
             replica.peak_rss_bytes = measured.peak_rss_bytes
         self._measured_s += time.perf_counter() - began
         self._on_progress("measuring", self._share())
@@ -379,17 +391,16 @@ class Timing:
             flops=case.flops,
             moved_bytes=case.moved_bytes,
             peak=self.peaks.get(timing.cell.artifact.manifest.precision),
+            surroundings=timing.surroundings(),
         )
 
     def notices(self) -> list[Notice]:
         """Say what disturbed the measuring."""
         found = []
-        if self.steal_share > VOID_STEAL_SHARE:
-            message = (
-                f"{self.steal_share:.0%} of the processor's time went to other guests of this host while measuring; "
-                "the times are void: measure again on a quieter machine"
-            )
-            found.append(Notice(code="noisy-machine", message=message, where="latency"))
+        void = [timing for timing in self.timings if timing.timed() and timing.why_void()]
+        if void:
+            where = ", ".join(f"{timing.cell.label} {timing.cell.case}" for timing in void)
+            found.append(Notice(code="noisy-machine", message=f"void: {void[0].why_void()}", where=where))
         by_code: dict[str, list[Notice]] = {}
         for timing in self.timings:
             where = f"{timing.cell.label} {timing.cell.case}"

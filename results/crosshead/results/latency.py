@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from crosshead.results.percentiles import PERCENTILES, percentile_or_missing
-from crosshead.results.records import LatencyRecord, PeakRecord
+from crosshead.results.records import LatencyRecord, PeakRecord, SurroundingsRecord
 from crosshead.results.roofline import roofline
 from crosshead.results.statistics import median, median_interval
 
@@ -25,6 +25,7 @@ def latency_record(
     flops: float | None = None,
     moved_bytes: float | None = None,
     peak: PeakRecord | None = None,
+    surroundings: SurroundingsRecord | None = None,
 ) -> LatencyRecord:
     """Derive a cell's latency.
 
@@ -43,6 +44,7 @@ def latency_record(
         flops: floating-point operations of one call; None where they are not known.
         moved_bytes: bytes that one call has to move; None where they are not known.
         peak: what the machine can do at this precision; None where it was not measured.
+        surroundings: what went on around the turns.
 
     Raises:
         ValueError: there are no samples.
@@ -78,5 +80,6 @@ def latency_record(
         device_to_host_s=device_to_host_s,
         compile_s=compile_s,
         compile_cached_s=compile_cached_s,
+        surroundings=surroundings,
         **roofline(middle, flops=flops, moved_bytes=moved_bytes, peak=peak)._asdict(),
     )

@@ -182,6 +182,36 @@ class OutputRecord(msgspec.Struct, frozen=True, kw_only=True):
     given: GivenRecord | None = None
 
 
+class SurroundingsRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What went on around the turns in which a cell was timed; None where the system does not say.
+
+    Attributes:
+        turns: how many.
+        steal_share: share of the processors' time that the host gave to other guests, 0 to 1.
+        others_cores: processors that other programs kept busy.
+        switches: how often its workers were made to give up a processor.
+        frequency_low_mhz, frequency_high_mhz: of the processors, at the ends of turns.
+        temperature_c: the hottest sensor at the end of any turn.
+        throttles: how often the processors were held back for their heat.
+        gpu_clock_low_mhz, gpu_clock_high_mhz: of the GPU's multiprocessors, at the ends of turns.
+        gpu_throttled_turns: turns at whose end the GPU's clock was held down.
+        gpu_shared_turns: turns at whose end other processes computed on the GPU.
+    """
+
+    turns: int
+    steal_share: float = 0.0
+    others_cores: float = 0.0
+    switches: int = 0
+    frequency_low_mhz: float | None = None
+    frequency_high_mhz: float | None = None
+    temperature_c: float | None = None
+    throttles: int = 0
+    gpu_clock_low_mhz: float | None = None
+    gpu_clock_high_mhz: float | None = None
+    gpu_throttled_turns: int = 0
+    gpu_shared_turns: int = 0
+
+
 class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Latency of one cell, seconds a call. A percentile the samples do not support is None (docs/method.md).
 
@@ -209,6 +239,7 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
         gbyte_s: sizes of inputs, outputs and weights over the median; None where they are not known.
         limit_share: share of what the run's peaks allow; see `crosshead.results.roofline`. None without peaks.
         bound: which limit that is.
+        surroundings: what went on around its turns; of each turn, see `crosshead.results.read_turns`.
     """
 
     median_s: float
@@ -237,6 +268,7 @@ class LatencyRecord(msgspec.Struct, frozen=True, kw_only=True):
     gbyte_s: float | None = None
     limit_share: float | None = None
     bound: Bound | None = None
+    surroundings: SurroundingsRecord | None = None
 
 
 class PeakRecord(msgspec.Struct, frozen=True, kw_only=True):

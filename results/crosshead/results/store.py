@@ -8,7 +8,7 @@ time in the middle of measuring, and only a power cut could tell.
 import io
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -21,9 +21,11 @@ from crosshead.results._folder import RunFolder, make_folder, why
 from crosshead.results.encoding import decode_run, encode_run
 from crosshead.results.errors import StoreError, VersionError
 from crosshead.results.records import RunRecord
+from crosshead.results.turns import TurnRow, pack_turns, unpack_turns
 
 RUN_FILE = "run.json"
 SAMPLES_FILE = "samples.npz"
+TURNS_FILE = "turns.npz"
 SUMMARY_FILE = "summary.md"
 
 _LONGEST_NAME = 40
@@ -56,6 +58,7 @@ class RunStore(RunFolder):
         self._record = record
         self._samples: dict[tuple[int, int], list[float]] = {}
         self._samples_changed = False
+        self._turns: dict[tuple[int, int], list[TurnRow]] = {}
 
     @classmethod
     def create(cls, out: Path, run_id: str, record: RunRecord) -> Self:
@@ -81,27 +84,32 @@ class RunStore(RunFolder):
         return self._record
 
     def update(self, record: RunRecord) -> None:
-        """Replace `run.json`, and `samples.npz` if samples were added; a write that fails leaves the old file.
+        """Replace `run.json`, and the files of samples and turns if some were added; a write that fails leaves the old.
 
         Raises:
             StoreError: the folder cannot be written, in one line.
         """
         record = msgspec.structs.replace(record, id=self.run_id)
         if self._samples_changed:
-            self.write(SAMPLES_FILE, _pack(self._samples))
+            self.write(SAMPLES_FILE, _pack({place: np.asarray(values) for place, values in self._samples.items()}))
+            self.write(TURNS_FILE, _pack({place: pack_turns(rows) for place, rows in self._turns.items()}))
             self._samples_changed = False
         self.write(RUN_FILE, encode_run(record))
         self._record = record
 
-    def add_samples(self, cell_index: int, process_index: int, samples_s: Sequence[float]) -> None:
-        """Append raw samples in the order they were taken; the next `update` writes them.
+    def add_samples(
+        self, cell_index: int, process_index: int, samples_s: Sequence[float], turns: Sequence[TurnRow] = ()
+    ) -> None:
+        """Append raw samples in the order they were taken, and the turns that gave them; the next `update` writes them.
 
         Args:
             cell_index: place of the cell in the record's `cells`.
             process_index: which process of the cell, from 0.
             samples_s: seconds a call.
+            turns: what went on around each turn.
         """
         self._samples.setdefault((cell_index, process_index), []).extend(samples_s)
+        self._turns.setdefault((cell_index, process_index), []).extend(turns)
         self._samples_changed = True
 
     def write_summary(self, text: str) -> None:
@@ -144,23 +152,41 @@ def read_samples(folder: Path) -> dict[tuple[int, int], NDArray[np.float64]]:
     Raises:
         StoreError: the file is damaged or holds something else.
     """
-    path = folder / SAMPLES_FILE
+    return _unpack(folder / SAMPLES_FILE, "samples")
+
+
+def read_turns(folder: Path) -> dict[tuple[int, int], list[TurnRow]]:
+    """Return what went on around each turn of a run, by place of the cell in the record and process.
+
+    A run that timed nothing has none, and so have those of versions that kept none.
+
+    Raises:
+        StoreError: the file is damaged or holds something else.
+    """
+    path = folder / TURNS_FILE
+    try:
+        return {place: unpack_turns(array) for place, array in _unpack(path, "turns").items()}
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged and its turns cannot be read: {error}") from error
+
+
+def _unpack(path: Path, what: str) -> dict[tuple[int, int], NDArray[np.float64]]:
     if not path.exists():
         return {}
-    samples: dict[tuple[int, int], NDArray[np.float64]] = {}
+    found: dict[tuple[int, int], NDArray[np.float64]] = {}
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             for name in arrays.files:
                 place = _SAMPLE_NAME.fullmatch(name)
                 if place is not None:
-                    samples[int(place[1]), int(place[2])] = arrays[name].astype(np.float64)
+                    found[int(place[1]), int(place[2])] = arrays[name].astype(np.float64)
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise StoreError(f"{path} is damaged and its samples cannot be read: {error}") from error
-    return samples
+        raise StoreError(f"{path} is damaged and its {what} cannot be read: {error}") from error
+    return found
 
 
-def _pack(samples: dict[tuple[int, int], list[float]]) -> bytes:
-    arrays = {f"cell{cell}_process{process}": np.asarray(samples_s) for (cell, process), samples_s in samples.items()}
+def _pack(values: Mapping[tuple[int, int], NDArray[np.float64]]) -> bytes:
+    arrays = {f"cell{cell}_process{process}": array for (cell, process), array in values.items()}
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes the keywords for `allow_pickle`
     return buffer.getvalue()
