@@ -8,6 +8,7 @@ from unittest import mock
 
 import onnx
 import onnx_ir as ir
+import torch
 
 from crosshead.export import build
 from crosshead.export.forms import lower as right_lower
@@ -79,8 +80,22 @@ def in_process(watch: Watch = unwatched) -> Iterator[None]:
         watch: shown every run that went well: what was opened, and where inputs and outputs lie.
     """
     worker = type("InProcess", (_InProcess,), {"watch": staticmethod(watch)})
-    with mock.patch.object(accuracy, "Worker", worker):
+    with mock.patch.object(accuracy, "Worker", worker), _torch_as_it_was():
         yield
+
+
+@contextmanager
+def _torch_as_it_was() -> Iterator[None]:
+    """Put back what the PyTorch backend forces in the process that it runs in."""
+    fast_path, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
+    precision, state = torch.get_float32_matmul_precision(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.set_rng_state(state)
 
 
 @contextmanager
